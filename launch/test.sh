@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Set up and run the whole test suite on both SGLang versions, one process a version, side by side.
+#
+#   bash launch/test.sh                       everything CI runs
+#   bash launch/test.sh --version 0.5.17      one version
+#   bash launch/test.sh tests/plugin -k help  anything else goes to pytest
+set -uo pipefail
+. "$(dirname "$0")/setup.sh"
+
+versions=()
+arguments=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --version) [ $# -gt 1 ] || die "--version needs a value: ${SGLANG_VERSIONS[*]}"; versions+=("$2"); shift 2 ;;
+        --version=*) versions+=("${1#*=}"); shift ;;
+        -h | --help) sed -n '2,7p' "$0"; exit 0 ;;
+        *) arguments+=("$1"); shift ;;
+    esac
+done
+[ ${#versions[@]} -gt 0 ] || versions=("${SGLANG_VERSIONS[@]}")
+cd "$ROOT"
+
+for version in "${versions[@]}"; do setup_environment "$version"; done
+
+failed=0
+say "ruff, mypy"
+"$PYTHON" -m ruff check . || failed=1
+"$PYTHON" -m mypy || failed=1
+
+logs="$(mktemp -d)"
+trap 'rm -rf "$logs"' EXIT
+pids=()
+for version in "${versions[@]}"; do
+    # Imports are four times slower without byte code, and more threads than cores are slower than one.
+    env -u PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+        "$ROOT/.venvs/$version/bin/python" -m pytest --durations=15 "${arguments[@]}" \
+        > >(tee "$logs/$version" | sed -u "s/^/[$version] /") 2>&1 &
+    pids+=($!)
+done
+for i in "${!pids[@]}"; do
+    wait "${pids[$i]}" || { failed=1; say "SGLang ${versions[$i]}: FAILED"; }
+done
+sleep 1
+
+count() { grep -hE '^=+ .*(passed|failed|error|skipped).* in [0-9.]+s' "$logs"/* 2>/dev/null | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
+printf '%d passed, %d failed, %d skipped\n' "$(count passed)" "$(($(count failed) + $(count error)))" "$(count skipped)"
+exit $failed

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Rewrite the lock files: full pins with hashes, no registry addresses. Run it when a pin has to move, then run the tests.
+set -euo pipefail
+cd "$(dirname "$0")"
+for version in 0.5.17 0.5.23; do
+    uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
+        "sglang-$version.in" tools.in --output-file "sglang-$version.txt"
+done
