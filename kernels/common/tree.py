@@ -1,0 +1,115 @@
+"""Draft trees: from SGLang's child and sibling links to parents and ancestor masks, once per forward.
+
+`retrieve_next_token[b, i]` is the first child of node i, `retrieve_next_sibling[b, i]` the next child of i's parent,
+-1 for none. Nodes are in topological order (parent < child, and siblings in rising order), so one pass over the
+nodes settles every parent before it is read. A node no link leads to hangs on the root, as in SGLang's conv kernel.
+
+Layout: one program a row, the N nodes in the lanes of one warp. parents [rows, N] int32, ancestors [rows, N] int64.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .checks import INDEX_DTYPES, check_dtype, check_inner_contiguous, check_same_device, check_shape
+
+MAX_NODES = 64  # an ancestor mask is one int64
+
+
+@triton.jit
+def _pick(values, lane, node):
+    """Element `node` of a lane vector, as a scalar."""
+    return tl.sum(tl.where(lane == node, values, 0), axis=0)
+
+
+@triton.jit
+def _build_tree_kernel(
+    parents,
+    ancestors,
+    next_token,
+    next_sibling,
+    stride_next_token,
+    stride_next_sibling,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_LINKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK_N)
+    inside = lane < N
+    parent = lane - 1
+    if HAS_LINKS:
+        child_link = tl.load(next_token + row * stride_next_token + lane, mask=inside, other=-1).to(tl.int32)
+        sibling_link = tl.load(next_sibling + row * stride_next_sibling + lane, mask=inside, other=-1).to(tl.int32)
+        parent = tl.where(lane == 0, -1, 0)
+        for node in range(N):
+            # links that lead backwards or past the tree come from stale rows
+            child = _pick(child_link, lane, node)
+            parent = tl.where((lane == child) & (lane > node), node, parent)
+            above = _pick(parent, lane, node)
+            sibling = _pick(sibling_link, lane, node)
+            parent = tl.where((lane == sibling) & (lane > node) & (above >= 0), above, parent)
+    mask = tl.zeros((BLOCK_N,), dtype=tl.int64)
+    for node in range(N):
+        own = _pick(mask, lane, node) | (tl.full((), 1, tl.int64) << node)
+        mask = tl.where((parent == node) & (lane > node), own, mask)
+    tl.store(parents + row * N + lane, parent.to(tl.int32), mask=inside)
+    tl.store(ancestors + row * N + lane, mask, mask=inside)
+
+
+def build_tree(
+    parents: torch.Tensor,
+    ancestors: torch.Tensor,
+    *,
+    retrieve_next_token: torch.Tensor | None,
+    retrieve_next_sibling: torch.Tensor | None,
+    batch: int,
+) -> None:
+    """Fill the first `batch` rows of `parents` and `ancestors`; rows beyond are left alone.
+
+    parents    [>=batch, N] int32, contiguous, written: index of each node's parent, -1 at the root.
+    ancestors  [>=batch, N] int64, contiguous, written: bit j of node i set iff j is a strict ancestor of i.
+    retrieve_next_token, retrieve_next_sibling
+               [>=batch, N] int32 or int64, any row stride, or both None for a chain. Links that do not lead to a
+               later node are ignored, so stale rows give some tree, never an access out of bounds.
+    Raises ValueError or TypeError on shapes and dtypes other than these, and on N > 64.
+    """
+    nodes = parents.shape[1]
+    if nodes > MAX_NODES:
+        raise ValueError(f"parents: {nodes} nodes, the ancestor mask holds {MAX_NODES}")
+    check_shape("ancestors", ancestors, tuple(parents.shape))
+    check_dtype("parents", parents, (torch.int32,))
+    check_dtype("ancestors", ancestors, (torch.int64,))
+    check_inner_contiguous("parents", parents, 2)
+    check_inner_contiguous("ancestors", ancestors, 2)
+    if batch > parents.shape[0]:
+        raise ValueError(f"batch {batch} exceeds the {parents.shape[0]} rows of parents")
+    if (retrieve_next_token is None) != (retrieve_next_sibling is None):
+        raise ValueError("retrieve_next_token and retrieve_next_sibling must be given together or not at all")
+    links = {"retrieve_next_token": retrieve_next_token, "retrieve_next_sibling": retrieve_next_sibling}
+    for name, link in links.items():
+        if link is None:
+            continue
+        check_shape(name, link, (None, nodes))
+        check_dtype(name, link, INDEX_DTYPES)
+        check_inner_contiguous(name, link)
+        if link.shape[0] < batch:
+            raise ValueError(f"{name}: {link.shape[0]} rows, batch is {batch}")
+    check_same_device(parents=parents, ancestors=ancestors, **links)
+    if batch == 0:
+        return
+    has_links = retrieve_next_token is not None
+    _build_tree_kernel[(batch,)](
+        parents,
+        ancestors,
+        retrieve_next_token,
+        retrieve_next_sibling,
+        retrieve_next_token.stride(0) if has_links else 0,
+        retrieve_next_sibling.stride(0) if has_links else 0,
+        N=nodes,
+        BLOCK_N=triton.next_power_of_2(nodes),
+        HAS_LINKS=has_links,
+        num_warps=1,
+    )

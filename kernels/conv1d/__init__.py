@@ -1,0 +1,30 @@
+"""Short convolution of draft trees: verify.py convolves, commit.py writes the windows along the accepted path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+
+class Conv1dOps(NamedTuple):
+    """The convolution ops of one device. Signatures: verify.conv1d_verify, commit.commit_conv."""
+
+    conv1d_verify: Callable[..., torch.Tensor]
+    commit_conv: Callable[..., None]
+
+
+def ops_for(device: torch.device | str) -> Conv1dOps:
+    """Triton on a CUDA device, PyTorch on the CPU. Call once, at construction."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        from .commit import commit_conv
+        from .verify import conv1d_verify
+
+        return Conv1dOps(conv1d_verify, commit_conv)
+    if kind == "cpu":
+        from .reference import commit_conv_reference, conv1d_verify_reference
+
+        return Conv1dOps(conv1d_verify_reference, commit_conv_reference)
+    raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

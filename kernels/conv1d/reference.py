@@ -1,0 +1,108 @@
+"""Convolution of draft trees in plain PyTorch: the tests' oracle and the CPU engine's op.
+
+Same keyword signatures as the Triton launchers in verify.py and commit.py, and the verify takes `compute_dtype`: None
+computes as the kernel does (tap products in the operands' common dtype, float32 sum), torch.float64 is the oracle.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def path_taps(last: torch.Tensor, parents: torch.Tensor, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `taps` newest inputs of the path that ends at node `last`, newest first.
+
+    last [...] integer node ids, < 0 for the state before the root; parents [..., N] int32 rows matching `last`.
+    Returns node [..., taps] int64, the tap's node or -1 where it is older than the root, and age [..., taps] int64,
+    then the tap's distance from the newest entry of the old window (0, 1, ...).
+    """
+    current = last.to(torch.int64)
+    older = torch.zeros_like(current)
+    nodes, ages = [], []
+    for _ in range(taps):
+        nodes.append(current.clamp(min=-1))
+        ages.append(older)
+        older = older + (current < 0)
+        above = parents.to(torch.int64).gather(-1, current.clamp(0, parents.shape[-1] - 1)[..., None])[..., 0]
+        current = torch.where(current >= 0, above, -1)
+    return torch.stack(nodes, -1), torch.stack(ages, -1)
+
+
+def conv1d_verify_reference(
+    x: torch.Tensor,
+    *,
+    conv_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    parents: torch.Tensor,
+    conv_inputs: torch.Tensor,
+    compute_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Depthwise causal convolution of every node along its own path. See verify.conv1d_verify."""
+    batch, nodes = slots.shape[0], conv_inputs.shape[1]
+    dim, width = weight.shape
+    real = slots > 0
+    inputs = x.reshape(batch, nodes, dim)
+    conv_inputs[rows[real].to(torch.int64)] = inputs[real].to(conv_inputs.dtype)
+
+    old = conv_states[torch.where(real, slots, 0).to(torch.int64)]  # [B, dim, K-1], oldest first
+    links = torch.where(real[:, None], parents[:batch], -1)
+    node_ids = torch.arange(nodes, device=x.device).expand(batch, nodes)
+    node, age = path_taps(node_ids, links[:, None, :].expand(batch, nodes, nodes), width)
+
+    acc_dtype = compute_dtype or torch.float32
+    acc = torch.zeros(batch, nodes, dim, dtype=acc_dtype, device=x.device)
+    if bias is not None:
+        acc = acc + bias.to(acc_dtype)
+    for tap in range(width):  # oldest first, as stock's chain kernel sums
+        back = width - 1 - tap
+        from_tree = node[:, :, back, None]
+        tree_value = inputs.gather(1, from_tree.clamp(min=0).expand(batch, nodes, dim))
+        old_index = (width - 2 - age[:, :, back]).clamp(0, max(width - 2, 0))
+        old_value = old.gather(2, old_index[:, None, :].expand(batch, dim, nodes)).transpose(1, 2)
+        for value, chosen in ((tree_value, from_tree >= 0), (old_value, from_tree < 0)):
+            if compute_dtype is None:
+                product = (value * weight[:, tap]).to(acc_dtype)
+            else:
+                product = value.to(compute_dtype) * weight[:, tap].to(compute_dtype)
+            acc = torch.where(chosen, acc + product, acc)
+    if activation in ("silu", "swish"):
+        acc = acc / (1 + torch.exp(-acc))
+    elif activation is not None:
+        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
+    out = torch.where(real[:, None, None], acc, 0).reshape(batch * nodes, dim)
+    return out.to(x.dtype) if compute_dtype is None else out
+
+
+def commit_conv_reference(
+    conv_states: torch.Tensor,
+    conv_inputs: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    last_correct: torch.Tensor,
+    parents: torch.Tensor,
+    steps_to_track: torch.Tensor | None,
+    track_slots: torch.Tensor | None,
+) -> None:
+    """Write the conv windows at the accepted and at the tracked nodes. See commit.commit_conv."""
+    batch, taps, dim = slots.shape[0], conv_states.shape[3], conv_states.shape[2]
+    layers = conv_states.shape[0]
+    old = conv_states[:, torch.where(slots > 0, slots, 0).to(torch.int64)]  # [L, B, dim, K-1]
+    inputs = conv_inputs[:, torch.where(slots > 0, rows, 0).to(torch.int64)]  # [L, B, N, dim]
+    writes = [(slots, last_correct, slots > 0)]
+    if steps_to_track is not None and track_slots is not None:
+        writes.append((track_slots, steps_to_track, (slots > 0) & (track_slots > 0)))
+    for target, last, wanted in writes:
+        wanted = wanted & (last >= 0)
+        node, age = path_taps(last, parents[:batch], taps)
+        node, age = node.flip(-1), age.flip(-1)  # oldest first, as the window lies
+        pick = node.clamp(min=0)[None, :, :, None].expand(layers, batch, taps, dim)
+        from_tree = inputs.gather(2, pick).transpose(2, 3)
+        old_index = (taps - 1 - age).clamp(min=0)
+        from_old = old.gather(3, old_index[None, :, None, :].expand(layers, batch, dim, taps))
+        window = torch.where((node >= 0)[None, :, None, :], from_tree.to(old.dtype), from_old)
+        conv_states[:, target[wanted].to(torch.int64)] = window[:, wanted]

@@ -1,0 +1,217 @@
+"""Depthwise causal convolution of a draft tree: every node along its own path.
+
+    y_i = act(bias + sum_t weight[:, t] * u_{i, K-1-t}),   u_{i, 0} = x_i, u_{i, j} = input of i's j-th ancestor,
+    and beyond the root the slot's window conv_states[slot], newest entry first.
+
+Rounding follows SGLang's causal_conv1d_update (Triton): each product in the operands' common dtype (so bf16 x bf16
+rounds to bf16), summed in float32, bias first, then taps from the oldest to the newest. Stock sums a tree's taps from
+the newest; ours keep the chain's order for both, so a tree that is a chain gives the chain's bits, and those are
+also the bits of stock's one-token decode.
+
+Unlike stock the slot's window is only read: the commit writes it along the accepted path. The raw inputs go to
+conv_inputs[row] for that purpose.
+
+Layouts: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
+strides; conv_inputs [R, N, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_WIDTH = 4
+PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
+
+
+@triton.jit
+def _product(value, weight):
+    """value * weight in their common dtype, as float32. Two 16-bit floats multiply exactly in float32."""
+    product = value.to(tl.float32) * weight.to(tl.float32)
+    if value.dtype == weight.dtype:
+        product = product.to(value.dtype).to(tl.float32)
+    return product
+
+
+@triton.jit
+def _add_tap(
+    acc, back: tl.constexpr, node, older, x_row, state_row, weight_col, stride_x, stride_tok, inside, K: tl.constexpr
+):
+    """acc + weight * input, from the tree where node >= 0 and from the old window otherwise."""
+    weight = tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0)
+    tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
+    old = tl.load(state_row + (K - 2 - older) * stride_tok, mask=inside & (node < 0), other=0.0)
+    if tree.dtype == old.dtype:
+        return acc + _product(tl.where(node >= 0, tree, old), weight)
+    return acc + tl.where(node >= 0, _product(tree, weight), _product(old, weight))
+
+
+@triton.jit
+def _above(node, parents_row):
+    """Parent of a node, -1 for the root and for what lies before it."""
+    parent = tl.load(parents_row + tl.maximum(node, 0))
+    return tl.where(node >= 0, tl.minimum(parent, node - 1), -1)
+
+
+@triton.jit
+def _conv1d_verify_kernel(
+    x,
+    y,
+    conv_states,
+    weight,
+    bias,
+    slots,
+    rows,
+    parents,
+    conv_inputs,
+    stride_x,
+    stride_state_slot,
+    stride_state_dim,
+    stride_tok,
+    stride_weight,
+    stride_inputs_row,
+    stride_inputs_node,
+    DIM: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    first = tl.program_id(2) * NODES
+    inside = channel < DIM
+    slot = tl.load(slots + b).to(tl.int64)
+    y_row = y + b * N * DIM + channel
+    if slot <= 0:
+        for offset in tl.static_range(NODES):
+            node = first + offset
+            tl.store(y_row + node * DIM, tl.zeros((BLOCK_D,), y.dtype.element_ty), mask=inside & (node < N))
+        return
+    row = tl.load(rows + b).to(tl.int64)
+    x_row = x + b * N * stride_x + channel
+    inputs_row = conv_inputs + row * stride_inputs_row + channel
+    state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
+    weight_col = weight + channel * stride_weight
+    parents_row = parents + b * N
+
+    start = tl.zeros((BLOCK_D,), tl.float32)
+    if HAS_BIAS:
+        start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    # all loads before the first store: the compiler cannot know that they do not overlap
+    outputs = ()
+    inputs = ()
+    for offset in tl.static_range(NODES):
+        node = first + offset
+        here = inside & (node < N)
+        node1 = tl.where(node < N, _above(tl.minimum(node, N - 1), parents_row), -1)
+        node2 = _above(node1, parents_row)
+        older2 = tl.where(node1 < 0, 1, 0)
+        node3 = _above(node2, parents_row)
+        older3 = older2 + tl.where(node2 < 0, 1, 0)
+        acc = start
+        if K >= 4:
+            acc = _add_tap(acc, 3, node3, older3, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        if K >= 3:
+            acc = _add_tap(acc, 2, node2, older2, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        acc = _add_tap(acc, 1, node1, 0, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
+        acc += _product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
+        if SILU:
+            acc = acc / (1 + tl.exp(-acc))
+        outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005 (no unpacking in jit)
+        inputs = inputs + (own.to(conv_inputs.dtype.element_ty),)  # noqa: RUF005
+    for offset in tl.static_range(NODES):
+        node = first + offset
+        here = inside & (node < N)
+        tl.store(y_row + node * DIM, outputs[offset], mask=here)
+        tl.store(inputs_row + node * stride_inputs_node, inputs[offset], mask=here)
+
+
+def conv1d_verify(
+    x: torch.Tensor,
+    *,
+    conv_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    parents: torch.Tensor,
+    conv_inputs: torch.Tensor,
+) -> torch.Tensor:
+    """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous.
+
+    x            [B*N, dim] float, inner contiguous, any token stride: raw inputs, read.
+    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read only.
+    weight       [dim, K] float, inner contiguous, K in 2..4; bias [dim] or None.
+    activation   "silu", "swish" or None.
+    slots, rows  [B] int32 or int64; batch rows with slot <= 0 are padding: their y is zero, nothing else is written.
+    parents      [>=B, N] int32 from build_tree.
+    conv_inputs  [R, N, dim] float, inner contiguous, written at `rows` (once a row: distinct rows).
+    """
+    batch, nodes = slots.shape[0], conv_inputs.shape[1]
+    dim, width = weight.shape
+    if not 2 <= width <= MAX_WIDTH:
+        raise ValueError(f"weight: kernel width {width}, expected 2..{MAX_WIDTH}")
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
+    check_shape("x", x, (batch * nodes, dim))
+    check_shape("conv_states", conv_states, (None, dim, width - 1))
+    check_shape("conv_inputs", conv_inputs, (None, nodes, dim))
+    check_shape("parents", parents, (None, nodes))
+    if parents.shape[0] < batch:
+        raise ValueError(f"parents: {parents.shape[0]} rows, batch is {batch}")
+    floats = {"x": x, "conv_states": conv_states, "weight": weight, "conv_inputs": conv_inputs}
+    if bias is not None:
+        check_shape("bias", bias, (dim,))
+        floats["bias"] = bias
+    for name, tensor in floats.items():
+        check_dtype(name, tensor, FLOAT_DTYPES)
+        if tensor is not conv_states:
+            check_inner_contiguous(name, tensor)
+    check_dtype("parents", parents, (torch.int32,))
+    check_inner_contiguous("parents", parents, 2)
+    check_index("slots", slots, batch)
+    check_index("rows", rows, batch)
+    check_same_device(slots=slots, rows=rows, parents=parents, **floats)
+    y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
+    if batch == 0:
+        return y
+    block = min(256, triton.next_power_of_2(dim))
+    blocks = triton.cdiv(dim, block)
+    # few programs: latency counts, a program a node; many: share the weights among some nodes
+    per_program = min(triton.next_power_of_2(nodes), 4) if batch * blocks * nodes >= PROGRAMS_WANTED else 1
+    _conv1d_verify_kernel[(batch, blocks, triton.cdiv(nodes, per_program))](
+        x,
+        y,
+        conv_states,
+        weight,
+        bias,
+        slots,
+        rows,
+        parents,
+        conv_inputs,
+        x.stride(0),
+        conv_states.stride(0),
+        conv_states.stride(1),
+        conv_states.stride(2),
+        weight.stride(0),
+        conv_inputs.stride(0),
+        conv_inputs.stride(1),
+        DIM=dim,
+        N=nodes,
+        K=width,
+        NODES=per_program,
+        BLOCK_D=block,
+        HAS_BIAS=bias is not None,
+        SILU=activation is not None,
+        num_warps=2,
+    )
+    return y

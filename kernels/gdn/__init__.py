@@ -1,0 +1,30 @@
+"""Gated DeltaNet: verify of draft nodes by replay (verify.py) and the exact fold of accepted ones (fold.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+
+class GdnOps(NamedTuple):
+    """The GDN ops of one device. Signatures: verify.gdn_verify, fold.gdn_fold."""
+
+    verify: Callable[..., torch.Tensor]
+    fold: Callable[..., None]
+
+
+def ops_for(device: torch.device | str) -> GdnOps:
+    """Triton on a CUDA device, PyTorch on the CPU. Call once, at construction."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        from .fold import gdn_fold
+        from .verify import gdn_verify
+
+        return GdnOps(gdn_verify, gdn_fold)
+    if kind == "cpu":
+        from .reference import gdn_fold_reference, gdn_verify_reference
+
+        return GdnOps(gdn_verify_reference, gdn_fold_reference)
+    raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

@@ -1,0 +1,155 @@
+"""GDN fold outside a verify: settle a slot, or write a snapshot of it, for all layers in one launch.
+
+    S_t = e^{g_t} S_{t-1};  S_t += beta_t (v_t - S_t k_t) k_t^T        (k_t normalised)
+over the first counts[b] tokens of a window, from their raw inputs, in order, in float32: plain decode's recurrence, so
+nothing accumulates that plain decode would not. The arithmetic is tiles.fold_tile, the same a verify's own fold runs,
+in tiles of the same shape: bit for bit the same state.
+
+Layouts: checkpoint [L, S, HV, V, K]; window_k [L, R, C, H, K], window_v [L, R, C, HV, V], window_g and window_beta
+[L, R, C, HV]. One program does one (layer, row, value head, tile of values).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from .tiles import FACTORS, make_factors, fold_tile, per_k, per_row
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# the largest tile, its K pieces and its warps: those of a verify, whose fold then is this one bit for bit
+BLOCK_V = 128
+CHUNK = 32
+NUM_WARPS = 8
+# the most registers a thread may take with two such programs on a multiprocessor
+REGISTERS = 128
+
+
+@triton.jit
+def _fold_kernel(
+    checkpoint, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows, counts,
+    capacity, stride_layer, stride_slot, stride_wk_layer, stride_wk_row, stride_wk,
+    stride_wv_layer, stride_wv_row, stride_wv, stride_gate_layer, stride_gate_row, stride_gate,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
+):  # fmt: skip
+    batch_row = tl.program_id(1) // HV
+    hv = tl.program_id(1) % HV
+    h = hv // (HV // H)
+    layer = tl.program_id(2).to(tl.int64)
+
+    src = tl.load(src_slots + batch_row).to(tl.int64)
+    dst = tl.load(dst_slots + batch_row).to(tl.int64)
+    count = tl.load(counts + batch_row).to(tl.int32)
+    if (src <= 0) | (dst <= 0) | ((count <= 0) & (src == dst)):
+        return
+    # a plain copy reads no window and its row may be garbage
+    row = tl.load(rows + batch_row, mask=count > 0, other=0).to(tl.int64)
+
+    offs_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    mask_v = offs_v < V
+    offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
+    mask_k = offs_k < K
+    checkpoint += layer * stride_layer + hv * (V * K)
+    inner = per_row(offs_v) * K + per_k(offs_k)
+    mask = per_row(mask_v) & per_k(mask_k)
+    state = tl.load(checkpoint + src * stride_slot + inner, mask=mask, other=0).to(tl.float32)
+    if count > 0:
+        order += row * capacity
+        window_k += layer * stride_wk_layer + row * stride_wk_row + h * K
+        window_v += layer * stride_wv_layer + row * stride_wv_row + hv * V
+        gate = layer * stride_gate_layer + row * stride_gate_row + hv
+        program = (layer * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+        factors += program * (capacity * FACTORS)
+        make_factors(
+            factors, count, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
+        )
+        tl.debug_barrier()
+        state = fold_tile(
+            state, count, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
+        )
+    tl.store(checkpoint + dst * stride_slot + inner, state.to(checkpoint.dtype.element_ty), mask=mask)
+
+
+def block_for(values: int) -> int:
+    """Values of a program, for heads of `values`."""
+    return min(BLOCK_V, max(16, triton.next_power_of_2(values)))
+
+
+def constants_for(*, heads: tuple[int, int], dims: tuple[int, int]) -> dict[str, int]:
+    """Compile-time arguments of the kernel: heads (H, HV), dims (K, V)."""
+    padded_k = max(16, triton.next_power_of_2(dims[0]))
+    chunk = min(CHUNK, padded_k)
+    return {
+        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": block_for(dims[1]), "NC": padded_k // chunk,
+        "KC": chunk,
+    }  # fmt: skip
+
+
+def gdn_fold(
+    checkpoint: torch.Tensor,
+    *,
+    window_k: torch.Tensor,
+    window_v: torch.Tensor,
+    window_g: torch.Tensor,
+    window_beta: torch.Tensor,
+    order: torch.Tensor,
+    src_slots: torch.Tensor,
+    dst_slots: torch.Tensor,
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """checkpoint[:, dst] = fold of the first counts[b] tokens of order[rows[b]] onto checkpoint[:, src].
+
+    Read: window_* as gdn_verify leaves them, with a leading layer axis (any layer and row stride); order [R, C] int32;
+        src_slots, dst_slots, rows, counts [B] int32 or int64.
+    Written: checkpoint [L, S, HV, V, K] (any layer and slot stride) at dst. Rows with src <= 0 or dst <= 0, or with
+        nothing to fold onto themselves, are skipped; counts[b] == 0 with src != dst copies. No dst may be another row's
+        src or dst. Window and bookkeeping are left alone.
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    """
+    batch = src_slots.shape[0]
+    layers, _, heads_v, dim_v, dim_k = checkpoint.shape
+    rows_total, capacity = order.shape
+    heads_k = window_k.shape[3]
+    if heads_v % heads_k:
+        raise ValueError(f"checkpoint: {heads_v} heads, expected a multiple of window_k's {heads_k}")
+    check_dtype("checkpoint", checkpoint, FLOATS)
+    check_inner_contiguous("checkpoint", checkpoint, 3)
+    check_shape("window_k", window_k, (layers, rows_total, capacity, heads_k, dim_k))
+    check_shape("window_v", window_v, (layers, rows_total, capacity, heads_v, dim_v))
+    for name, tensor in (("window_k", window_k), ("window_v", window_v)):
+        check_dtype(name, tensor, FLOATS)
+        check_inner_contiguous(name, tensor, 2)
+    for name, tensor in (("window_g", window_g), ("window_beta", window_beta)):
+        check_shape(name, tensor, (layers, rows_total, capacity, heads_v))
+        check_dtype(name, tensor, (torch.float32,))
+        check_inner_contiguous(name, tensor)
+    if window_g.stride() != window_beta.stride():
+        raise ValueError(f"window_beta: strides {window_beta.stride()}, expected window_g's {window_g.stride()}")
+    check_dtype("order", order, (torch.int32,))
+    check_inner_contiguous("order", order, 2)
+    for name, tensor in (("src_slots", src_slots), ("dst_slots", dst_slots), ("rows", rows), ("counts", counts)):
+        check_index(name, tensor, batch)
+    check_same_device(
+        checkpoint=checkpoint, window_k=window_k, window_v=window_v, window_g=window_g, window_beta=window_beta,
+        order=order, src_slots=src_slots, dst_slots=dst_slots, rows=rows, counts=counts,
+    )  # fmt: skip
+    if batch == 0:
+        return
+
+    tiles = triton.cdiv(dim_v, block_for(dim_v))
+    factors = torch.empty(
+        layers * batch * heads_v * tiles, capacity, FACTORS.value, dtype=torch.float32, device=checkpoint.device
+    )
+    _fold_kernel[(tiles, batch * heads_v, layers)](
+        checkpoint, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows, counts,
+        capacity,
+        checkpoint.stride(0), checkpoint.stride(1),
+        window_k.stride(0), window_k.stride(1), window_k.stride(2),
+        window_v.stride(0), window_v.stride(1), window_v.stride(2),
+        window_g.stride(0), window_g.stride(1), window_g.stride(2),
+        **constants_for(heads=(heads_k, heads_v), dims=(dim_k, dim_v)), num_warps=NUM_WARPS, maxnreg=REGISTERS,
+    )  # fmt: skip

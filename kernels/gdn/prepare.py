@@ -1,0 +1,134 @@
+"""First half of a GDN verify: carry the queries back over the window; append the nodes' keys and gates to it.
+
+With token t's decay a_t = e^{g_t}, strength beta_t and normalised key k_t, a head's state [V, K] goes
+    S_t = a_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,    o_i = scale S_i q_i.
+Read from the right this moves the *query*: from x = scale q_i, along node i's path from the node to the oldest pending
+token, y_it = beta_t (k_t . x) and x <- a_t (x - y_it k_t), and then
+    o_i = S0 x_i + sum_t y_it v_t.
+It is the triangular system of the chunked form (UT / WY transform, arXiv 2406.06484) solved by substitution: nothing is
+inverted, products of decays only shrink, and a tree differs from a chain in the nodes that a token acts on (ancestor
+bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^).
+
+One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. A row that folds
+(pending > fold_threshold) carries back over its nodes alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import FACTORS, exp_rn, log1p_rn, make_factors, per_k, per_row, split, store_factors, sum_over_k
+
+
+@triton.jit
+def gates(a, b, A_log, dt_bias):
+    """Log decay g and write strength beta from the raw gate inputs: SGLang's formulas (softplus threshold 20).
+
+    Its arithmetic takes the approximate exponential and logarithm; these two go into every later state, hence *_rn.
+    """
+    x = a.to(tl.float32) + dt_bias.to(tl.float32)
+    softplus = tl.where(x <= 20.0, log1p_rn(exp_rn(tl.minimum(x, 20.0))), x)
+    return -exp_rn(A_log.to(tl.float32)) * softplus, 1.0 / (1.0 + exp_rn(tl.minimum(-b.to(tl.float32), 80.0)))
+
+
+@triton.jit
+def prepare_kernel(
+    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
+    window_k, window_g, window_beta, ancestors, carried, weights, factors,
+    fold_threshold, capacity,
+    stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
+    N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """x to carried [B, HV, N, K] and y to weights [B, HV, N, BT] (token t in column t), float32; padding rows stay.
+
+    SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    batch_row = (tl.program_id(0) // HV).to(tl.int64)
+    hv = tl.program_id(0) % HV
+    h = hv // (HV // H)
+    token0 = batch_row * N
+    slot = tl.load(slots + batch_row).to(tl.int64)
+    if slot <= 0:
+        return
+    row = tl.load(rows + batch_row).to(tl.int64)
+    before = tl.load(pending + slot)
+    kept = tl.where(before > fold_threshold, 0, before)
+    order += row * capacity
+    window_k += row * stride_wk_row + h * K
+    window_g += row * stride_gate_row + hv
+    window_beta += row * stride_gate_row + hv
+    q += token0 * stride_q + h * K
+    k += token0 * stride_k + h * K
+    carried += tl.program_id(0).to(tl.int64) * (N * K)
+    weights += tl.program_id(0).to(tl.int64) * (N * BT)
+    factors += tl.program_id(0).to(tl.int64) * (capacity * FACTORS)
+
+    node = tl.arange(0, BN)
+    is_node = node < N
+    offs = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
+    mask = offs < K
+    mask_tile = per_row(is_node) & per_k(mask)
+    x = tl.load(q + per_row(node) * stride_q + per_k(offs), mask=mask_tile, other=0).to(tl.float32)
+    ancestor_bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
+
+    # entry t of the path order: pending tokens, then nodes (of a folding row: nodes alone)
+    entries = order + before - kept
+    make_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
+
+    # append keys (once a group) and gates
+    position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
+    flat = tl.arange(0, NC * KC)
+    mask_keys = is_node[:, None] & (flat < K)[None, :]
+    keys = tl.load(k + node[:, None] * stride_k + flat[None, :], mask=mask_keys, other=0)
+    if hv % (HV // H) == 0:
+        tl.store(window_k + position[:, None] * stride_wk + flat[None, :], keys, mask=mask_keys)
+    raw_a = tl.load(a + (token0 + node) * stride_a + hv, mask=is_node, other=0)
+    raw_b = tl.load(b + (token0 + node) * stride_b + hv, mask=is_node, other=0)
+    g, beta = gates(raw_a, raw_b, tl.load(A_log + hv), tl.load(dt_bias + hv))
+    tl.store(window_g + position * stride_gate, g, mask=is_node)
+    tl.store(window_beta + position * stride_gate, beta, mask=is_node)
+    store_factors(factors + (kept + node) * FACTORS, keys.to(tl.float32), g, beta, is_node)
+    # the loop reads the factors back
+    tl.debug_barrier()
+
+    x = x * per_row(scale / tl.sqrt(sum_over_k(x * x) + 1e-6))
+    decayed = tl.full([BN], 1.0, dtype=tl.float32)
+    total = kept + N
+    # loads run one token ahead; the first pass over the keys has brought them near
+    ahead = tl.load(entries + total - 2, mask=total > 1, other=0).to(tl.int64)
+    raw_k = tl.load(k + (N - 1) * stride_k + offs, mask=mask, other=0)
+    p_factor = factors + (total - 1) * FACTORS
+    next_decay, next_rnorm, next_strength = tl.load(p_factor + 1), tl.load(p_factor + 2), tl.load(p_factor + 3)
+    for step in range(total):
+        t = total - 1 - step
+        key = raw_k.to(tl.float32)
+        decay, rnorm, strength = next_decay, next_rnorm, next_strength
+        # node keys come from the argument: another program stores them to the window
+        if t > kept:
+            raw_k = tl.load(k + (t - 1 - kept) * stride_k + offs, mask=mask, other=0)
+        else:
+            raw_k = tl.load(window_k + ahead * stride_wk + offs, mask=mask & (t > 0), other=0)
+        p_factor = factors + tl.maximum(t - 1, 0) * FACTORS
+        next_decay, next_rnorm, next_strength = tl.load(p_factor + 1), tl.load(p_factor + 2), tl.load(p_factor + 3)
+        ahead = tl.load(entries + t - 2, mask=t > 1, other=0).to(tl.int64)
+
+        j = t - kept
+        on = (j < 0) | (node == j) | (((ancestor_bits >> tl.maximum(j, 0)) & 1) != 0)
+        y = tl.where(on, sum_over_k(x * per_k(key)) * strength, 0.0)
+        x = x - per_row(y * rnorm) * per_k(key)
+        tl.store(weights + node * BT + t, y * decayed, mask=is_node)
+        # after y: a token's own decay acts on what came before it
+        decayed = tl.where(on, decayed * decay, decayed)
+    x = x * per_row(decayed)
+    p_x = carried + per_row(node) * K + per_k(offs)
+    if SPLIT:
+        high, low = split(x)
+        tl.store(p_x, high, mask=mask_tile)
+        tl.store(p_x + tl.num_programs(0).to(tl.int64) * (N * K), low, mask=mask_tile)
+    else:
+        tl.store(p_x, x, mask=mask_tile)

@@ -1,0 +1,185 @@
+"""Pieces of the GDN kernels, shared by prepare.py, verify.py and fold.py.
+
+A tile of rows times K is held in three axes, K cut into NC chunks of KC. Triton spreads the last axis over the lanes of
+a warp and gives the lanes left over to one of the other two: they belong to the rows, not to the chunks, so that most
+of a sum over K stays inside a thread (three shuffles for a row at KC = 32, where a [rows, 128] tile takes five, and a
+quarter of the rows per lane). Which axis Triton picks depends on its version, hence ROW_AXIS.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# ties between axes: Triton 3.6 takes the first axis before the second, 3.8 the second before the first. A matter of
+# speed alone; tests/bench/compile_report.py shows it in the count of shuffles.
+ROW_AXIS = tl.constexpr(0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 1)
+
+
+@triton.jit
+def per_k(x):
+    """x [NC, KC] as a tile of one row."""
+    return tl.expand_dims(x, ROW_AXIS)
+
+
+@triton.jit
+def per_row(x):
+    """x [rows] as a tile of one K."""
+    return tl.expand_dims(tl.expand_dims(x, 1), 1 - ROW_AXIS)
+
+
+@triton.jit
+def sum_over_k(x):
+    """[rows] of a tile."""
+    return tl.sum(tl.sum(x, 1 - ROW_AXIS), 1)
+
+
+@triton.jit
+def k_by_rows(x):
+    """A tile as a matrix [NC * KC, rows]."""
+    if ROW_AXIS == 1:
+        x = tl.permute(x, (1, 0, 2))
+    return tl.trans(tl.reshape(x, [x.shape[0], x.shape[1] * x.shape[2]]))
+
+
+@triton.jit
+def exp_rn(x):
+    """e^x in float32 to within a unit in the last place (tl.exp: up to four), x <= 88; 0 where it would be subnormal.
+
+    A decay near 1 multiplies every later token: its error is what a chain of thousands of folds is made of.
+    """
+    x = tl.maximum(x, -87.5)
+    n = tl.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - n * 0.693359375) + n * 2.12194440e-4
+    # Taylor on [-0.347, 0.347], the 1 added last
+    p = 1.0 / 5040 * r + 1.0 / 720
+    p = p * r + 1.0 / 120
+    p = p * r + 1.0 / 24
+    p = p * r + 1.0 / 6
+    p = p * r + 0.5
+    p = (p * r) * r + r
+    power = ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x > -87.4, power + power * p, 0.0)
+
+
+@triton.jit
+def log1p_rn(y):
+    """log(1 + y) in float32 to within two units in the last place, 0 <= y < 2^100."""
+    u = 1.0 + y
+    # u = 2^n m with m in [1/sqrt(2), sqrt(2)); while n = 0, m - 1 is y itself and nothing has been rounded away
+    n = ((u.to(tl.int32, bitcast=True) - 0x3F3504F3) >> 23).to(tl.float32)
+    scale = ((127 - n.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
+    f = tl.where(n == 0.0, y, u * scale - 1.0)
+    z = f / (2.0 + f)
+    w = z * z
+    p = 1.0 / 11 * w + 1.0 / 9
+    p = p * w + 1.0 / 7
+    p = p * w + 0.2
+    p = p * w + 1.0 / 3
+    # log m = 2 atanh z = f - z (f - 2 w p)
+    return n * 0.693359375 + ((f - z * (f - 2.0 * w * p)) - n * 2.12194440e-4)
+
+
+# the undone decay of a tile may grow to this before it is applied: far from overflow, out of reach for most windows
+UNDONE = tl.constexpr(2.0**30)
+# tokens whose factors are made at once, and floats kept for each
+FACTOR_ROWS = tl.constexpr(16)
+FACTORS = tl.constexpr(4)
+
+
+@triton.jit
+def store_factors(to, keys, g, beta, live):
+    """e^-g, e^g, 1 / |k| and beta / |k| of tokens to to[tokens] + 0..3: keys [tokens, K] float32, g and beta [tokens]."""
+    square = tl.sum(keys * keys, 1) + 1e-6
+    # a Newton step on the approximate root: within a unit in the last place
+    rnorm = tl.rsqrt(square)
+    rnorm = rnorm + (0.5 * rnorm) * (1.0 - (square * rnorm) * rnorm)
+    tl.store(to, exp_rn(tl.minimum(-g, 80.0)), mask=live)
+    tl.store(to + 1, exp_rn(g), mask=live)
+    tl.store(to + 2, rnorm, mask=live)
+    tl.store(to + 3, beta * rnorm, mask=live)
+
+
+@triton.jit
+def make_factors(
+    factors, count, order, window_k, window_g, window_beta, stride_k, stride_gate, K: tl.constexpr, KP: tl.constexpr
+):
+    """store_factors of the first `count` entries of `order`, to factors [count, 4]. A barrier before they are read!"""
+    offs_k = tl.arange(0, KP)
+    for start in range(0, count, FACTOR_ROWS):
+        token = start + tl.arange(0, FACTOR_ROWS)
+        live = token < count
+        at = tl.load(order + token, mask=live, other=0).to(tl.int64)
+        keys = tl.load(
+            window_k + at[:, None] * stride_k + offs_k[None, :], mask=live[:, None] & (offs_k < K)[None, :], other=0
+        )
+        g = tl.load(window_g + at * stride_gate, mask=live, other=0)
+        beta = tl.load(window_beta + at * stride_gate, mask=live, other=0)
+        store_factors(factors + token * FACTORS, keys.to(tl.float32), g, beta, live)
+
+
+@triton.jit
+def fold_tile(
+    state, count, order, window_k, window_v, factors, stride_k, stride_v, offs_k, mask_k, offs_v, mask_v,
+):  # fmt: skip
+    """The recurrence over the first `count` >= 1 entries of `order`, in order, in float32: a tile of state.
+
+    Two operations an element and token: keys stay as stored (exact in float32) and their norms act on the row sums,
+    and the tile holds S_t / (a_1 ... a_t), so that a decay touches the values v_t in place of the tile and is applied
+    once at the end (sooner where the product underflows). That rounds less often than decaying the tile for each token.
+
+    Window pointers stand at the row and head; strides are between window positions; factors from make_factors. The next
+    token's loads are issued before this token's arithmetic, and its position is known one token earlier still.
+    """
+    at = tl.load(order).to(tl.int64)
+    after = tl.load(order + tl.minimum(1, count - 1)).to(tl.int64)
+    raw_k = tl.load(window_k + at * stride_k + offs_k, mask=mask_k, other=0)
+    raw_v = tl.load(window_v + at * stride_v + offs_v, mask=mask_v, other=0)
+    growth = tl.load(factors)
+    rnorm = tl.load(factors + 2)
+    strength = tl.load(factors + 3)
+    undone = 1.0
+    for t in range(count):
+        k = raw_k.to(tl.float32)
+        v = raw_v.to(tl.float32)
+        rnorm_now = rnorm
+        strength_now = strength
+        grown = undone * growth
+        raw_k = tl.load(window_k + after * stride_k + offs_k, mask=mask_k, other=0)
+        raw_v = tl.load(window_v + after * stride_v + offs_v, mask=mask_v, other=0)
+        ahead = factors + tl.minimum(t + 1, count - 1) * FACTORS
+        growth = tl.load(ahead)
+        rnorm = tl.load(ahead + 2)
+        strength = tl.load(ahead + 3)
+        after = tl.load(order + tl.minimum(t + 2, count - 1)).to(tl.int64)
+
+        if grown > UNDONE:
+            state = state * (tl.load(factors + t * FACTORS + 1) / undone)
+            grown = 1.0
+        undone = grown
+        delta = strength_now * (v * undone - rnorm_now * sum_over_k(state * per_k(k)))
+        state = state + per_row(delta) * per_k(k)
+    return state * (1.0 / undone)
+
+
+@triton.jit
+def split(x):
+    """x float32 as the sum of two bf16: 16 bits of mantissa."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def dot_split(left_high, left_low, right, acc, RIGHT_EXACT: tl.constexpr):
+    """acc + (left_high + left_low) @ right on bf16 tensor cores, accumulated in float32.
+
+    right is float32 or bf16; RIGHT_EXACT says it holds bf16 values and needs no low half. What is dropped, low times
+    low, lies at 2^-16 of the result: a bf16 output keeps 2^-9.
+    """
+    if RIGHT_EXACT:
+        right_high = right.to(tl.bfloat16)
+    else:
+        right_high, right_low = split(right)
+        acc = tl.dot(left_high, right_low, acc)
+    acc = tl.dot(left_low, right_high, acc)
+    return tl.dot(left_high, right_high, acc)

@@ -1,0 +1,279 @@
+"""GDN target verify by replay: outputs of all draft nodes of a row from one read of its checkpoint.
+
+prepare.py turns query i into x_i and one weight y_it per window token, so that
+    o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
+with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
+row with more than `fold_threshold` pending tokens folds them into its checkpoint first, in order, in float32
+(tiles.fold_tile), and its outputs start from the state as written.
+
+One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
+arguments, never from window entries that another program stores.
+
+Layouts: checkpoint [S, HV, V, K]; window_k [R, C, H, K], window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from .fold import BLOCK_V, CHUNK, NUM_WARPS, REGISTERS, block_for
+from .prepare import prepare_kernel
+from .tiles import FACTORS, dot_split, make_factors, fold_tile, k_by_rows, per_k, per_row, split
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@triton.jit
+def _verify_kernel(
+    v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights, factors,
+    out, fold_threshold, capacity, stride_v, stride_slot,
+    stride_wk_row, stride_wk, stride_wv_row, stride_wv, stride_gate_row, stride_gate,
+    N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BM: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    batch_row = (tl.program_id(1) // HV).to(tl.int64)
+    hv = tl.program_id(1) % HV
+    offs_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    mask_v = offs_v < V
+    node = tl.arange(0, BM)
+    mask_m = node < N
+    p_out = out + (batch_row * N + node[:, None]) * (HV * V) + hv * V + offs_v[None, :]
+    mask_out = mask_m[:, None] & mask_v[None, :]
+
+    slot = tl.load(slots + batch_row).to(tl.int64)
+    if slot <= 0:
+        tl.store(p_out, tl.zeros([BM, BV], dtype=out.dtype.element_ty), mask=mask_out)
+        if OVERLAP:
+            # whoever waits for this kernel waits for the first one too
+            tl.extra.cuda.gdc_wait()
+        return
+    row = tl.load(rows + batch_row).to(tl.int64)
+    before = tl.load(pending + slot)
+    offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
+    mask_k = offs_k < K
+    p_state = checkpoint + slot * stride_slot + hv * (V * K) + per_row(offs_v) * K + per_k(offs_k)
+    mask_state = per_row(mask_v) & per_k(mask_k)
+    state = tl.load(p_state, mask=mask_state, other=0).to(tl.float32)
+    order += row * capacity
+    window_v += row * stride_wv_row + hv * V
+
+    if before > fold_threshold:
+        window_k += row * stride_wk_row + hv // (HV // H) * K
+        gate = row * stride_gate_row + hv
+        # prepare.py has those of the first B * HV
+        tile = (1 + tl.program_id(0)).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        factors += tile * (capacity * FACTORS)
+        make_factors(
+            factors, before, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
+        )
+        tl.debug_barrier()
+        state = fold_tile(
+            state, before, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
+        )
+        # outputs start from what is written, as the next verify's will
+        written = state.to(checkpoint.dtype.element_ty)
+        tl.store(p_state, written, mask=mask_state)
+        state = written.to(tl.float32)
+
+    # values of the path: kept pending tokens from the window, nodes from the argument
+    kept = tl.where(before > fold_threshold, 0, before)
+    total = kept + N
+    column = tl.arange(0, BT)
+    position = tl.load(order + before - kept + column, mask=column < total, other=0).to(tl.int64)
+    is_node = ((column >= kept) & (column < total))[:, None] & mask_v[None, :]
+    p_window = window_v + position[:, None] * stride_wv + offs_v[None, :]
+    p_node = v + (batch_row * N + column - kept)[:, None] * stride_v + hv * V + offs_v[None, :]
+    values = tl.load(tl.where(is_node, p_node, p_window), mask=(column < total)[:, None] & mask_v[None, :], other=0)
+    tl.store(p_window, values, mask=is_node)
+
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    program = tl.program_id(1).to(tl.int64)
+    offs_flat = tl.arange(0, NC * KC)
+    p_x = carried + program * (N * K) + node[:, None] * K + offs_flat[None, :]
+    mask_x = mask_m[:, None] & (offs_flat < K)[None, :]
+    x = tl.load(p_x, mask=mask_x, other=0)
+    p_y = weights + program * (N * BT) + node[:, None] * BT + column[None, :]
+    y = tl.load(p_y, mask=mask_m[:, None] & (column < total)[None, :], other=0)
+    state = k_by_rows(state)
+    acc = tl.zeros([BM, BV], dtype=tl.float32)
+    if SPLIT:
+        # carried holds the high halves of all rows, then the low ones
+        x_low = tl.load(p_x + tl.num_programs(1).to(tl.int64) * (N * K), mask=mask_x, other=0)
+        y_high, y_low = split(y)
+        acc = dot_split(y_high, y_low, values, acc, v.dtype.element_ty == tl.bfloat16)
+        acc = dot_split(x, x_low, state, acc, checkpoint.dtype.element_ty == tl.bfloat16)
+    else:
+        acc = tl.dot(y, values.to(tl.float32), acc, input_precision="ieee")
+        acc = tl.dot(x, state, acc, input_precision="ieee")
+    tl.store(p_out, acc.to(out.dtype.element_ty), mask=mask_out)
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """How gdn_verify is cut up. None of it changes what is computed beyond rounding.
+
+    block_v: values a program. chunk, query_chunk: K axis pieces of the state tile and of the queries (tiles.py).
+    num_warps, prepare_warps: of the two kernels. split: products on bf16 tensor cores, operands in two halves
+    (tiles.dot_split), else in float32 multiply-adds, all that Triton's interpreter can do. overlap: let the second
+    kernel start and load state while the first runs (programmatic dependent launch). registers: cap per thread of the
+    second kernel, None for the compiler's choice.
+    """
+
+    block_v: int = BLOCK_V
+    chunk: int = CHUNK
+    query_chunk: int = 64
+    num_warps: int = NUM_WARPS
+    prepare_warps: int = 1
+    split: bool = True
+    overlap: bool = False
+    registers: int | None = REGISTERS
+
+
+def default_config(*, nodes: int, values: int, exact: bool) -> VerifyConfig:
+    """The configuration gdn_verify uses: values is V, exact asks for float32 products."""
+    padded = triton.next_power_of_2(nodes)
+    return VerifyConfig(block_v=block_for(values), prepare_warps=max(1, padded // 16), split=not exact)
+
+
+def constants_for(
+    config: VerifyConfig, *, nodes: int, heads: tuple[int, int], dims: tuple[int, int], fold_threshold: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V)."""
+    padded_k = max(16, triton.next_power_of_2(dims[0]))
+    chunk, query_chunk = min(config.chunk, padded_k), min(config.query_chunk, padded_k)
+    common = {
+        "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
+        "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
+    }  # fmt: skip
+    prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
+    verify = {
+        "V": dims[1], "BM": max(16, triton.next_power_of_2(nodes)), "BV": config.block_v,
+        "NC": padded_k // chunk, "KC": chunk,
+    }  # fmt: skip
+    return {**common, **prepare}, {**common, **verify}
+
+
+def gdn_verify(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    scale: float,
+    checkpoint: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    pending: torch.Tensor,
+    order: torch.Tensor,
+    window_k: torch.Tensor,
+    window_v: torch.Tensor,
+    window_g: torch.Tensor,
+    window_beta: torch.Tensor,
+    ancestors: torch.Tensor,
+    fold_threshold: int,
+    config: VerifyConfig | None = None,
+) -> torch.Tensor:
+    """Score the N draft nodes of each of B rows against checkpoint + pending window tokens.
+
+    Read:
+        q, k [B*N, H, K], v [B*N, HV, V]: after the conv, before normalisation; any token stride, heads contiguous.
+        a, b [B*N, HV]: raw gate inputs, any token stride. A_log, dt_bias [HV]. scale multiplies normalised q.
+        slots, rows [B] int32 or int64: state slot and window row. slot <= 0 is padding: zeros out, nothing else.
+        pending [S] int32, order [R, C] int32: the pool's bookkeeping; pending + N <= C.
+        ancestors [>=B, N] int64: strict-ancestor bits, topological order, N <= 64.
+        fold_threshold: a row with more pending tokens than this folds them first. Columns kept are at most this many.
+    Written:
+        window_*[row, order[row, p + i]] for node i: k and v raw, g log decay and beta in float32.
+        checkpoint[slot] [S, HV, V, K] (any slot stride) of rows that fold; `pending` itself is the commit's to change.
+    Returns o [B*N, HV, V], q's dtype. Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    """
+    batch = slots.shape[0]
+    tokens, heads_k, dim_k = k.shape
+    heads_v, dim_v = v.shape[1:]
+    nodes = tokens // max(batch, 1)
+    rows_total, capacity = order.shape
+    if tokens != batch * nodes or not (1 <= nodes <= 64 or batch == 0):
+        raise ValueError(f"k: {tokens} tokens for {batch} rows, expected 1 to 64 nodes each")
+    if heads_v % heads_k:
+        raise ValueError(f"v: {heads_v} heads, expected a multiple of k's {heads_k}")
+    if fold_threshold < 0 or capacity < fold_threshold + 2 * nodes:
+        raise ValueError(f"order: capacity {capacity}, expected at least {fold_threshold} + 2 * {nodes}")
+    check_shape("q", q, (tokens, heads_k, dim_k))
+    for name, tensor, width in (("q", q, 2), ("k", k, 2), ("v", v, 2), ("a", a, 1), ("b", b, 1)):
+        check_dtype(name, tensor, FLOATS)
+        check_inner_contiguous(name, tensor, width)
+    check_shape("a", a, (tokens, heads_v))
+    check_shape("b", b, (tokens, heads_v))
+    for name, tensor in (("A_log", A_log), ("dt_bias", dt_bias)):
+        check_shape(name, tensor, (heads_v,))
+        check_inner_contiguous(name, tensor)
+    check_shape("checkpoint", checkpoint, (None, heads_v, dim_v, dim_k))
+    check_dtype("checkpoint", checkpoint, FLOATS)
+    check_inner_contiguous("checkpoint", checkpoint, 3)
+    check_shape("window_k", window_k, (rows_total, capacity, heads_k, dim_k))
+    check_shape("window_v", window_v, (rows_total, capacity, heads_v, dim_v))
+    for name, tensor, like in (("window_k", window_k, k), ("window_v", window_v, v)):
+        check_dtype(name, tensor, (like.dtype,))
+        check_inner_contiguous(name, tensor, 2)
+    for name, tensor in (("window_g", window_g), ("window_beta", window_beta)):
+        check_shape(name, tensor, (rows_total, capacity, heads_v))
+        check_dtype(name, tensor, (torch.float32,))
+        check_inner_contiguous(name, tensor)
+    if window_g.stride() != window_beta.stride():
+        raise ValueError(f"window_beta: strides {window_beta.stride()}, expected window_g's {window_g.stride()}")
+    check_index("slots", slots, batch)
+    check_index("rows", rows, batch)
+    check_dtype("pending", pending, (torch.int32,))
+    check_dtype("order", order, (torch.int32,))
+    check_inner_contiguous("order", order, 2)
+    check_dtype("ancestors", ancestors, (torch.int64,))
+    if ancestors.shape[0] < batch or ancestors.shape[1] != nodes:
+        raise ValueError(f"ancestors: shape {tuple(ancestors.shape)}, expected at least {batch} rows of {nodes}")
+    check_inner_contiguous("ancestors", ancestors)
+    check_same_device(
+        q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias, checkpoint=checkpoint, slots=slots, rows=rows,
+        pending=pending, order=order, window_k=window_k, window_v=window_v, window_g=window_g, window_beta=window_beta,
+        ancestors=ancestors,
+    )  # fmt: skip
+
+    out = torch.empty(tokens, heads_v, dim_v, dtype=q.dtype, device=q.device)
+    if batch == 0:
+        return out
+    if config is None:
+        # the interpreter computes no bf16 products, and float32 outputs deserve better than them
+        config = default_config(nodes=nodes, values=dim_v, exact=q.dtype == torch.float32 or not q.is_cuda)
+    prepare, verify = constants_for(
+        config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=fold_threshold
+    )
+    carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
+    carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
+    weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
+    tiles = triton.cdiv(dim_v, config.block_v)
+    factors = torch.empty(
+        (1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device
+    )
+    prepare_kernel[(batch * heads_v,)](
+        q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
+        window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_threshold, capacity,
+        q.stride(0), k.stride(0), a.stride(0), b.stride(0), ancestors.stride(0),
+        window_k.stride(0), window_k.stride(1), window_g.stride(0), window_g.stride(1),
+        **prepare, num_warps=config.prepare_warps,
+    )  # fmt: skip
+    _verify_kernel[(tiles, batch * heads_v)](
+        v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights, factors,
+        out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
+        window_k.stride(0), window_k.stride(1), window_v.stride(0), window_v.stride(1),
+        window_g.stride(0), window_g.stride(1),
+        **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,510 @@
+"""Mamba2 (SSD) target verify by replay: outputs of a draft tree from one read of the checkpoint.
+
+A window holds the row's pending tokens, then this step's nodes. With g = A dt, anc(i) = all pending tokens and node
+i's strict ancestors, and G the sum of g along a path,
+
+    y_i = C_i (e^{G_i} S0 + sum_{j in anc(i)+i} e^{G_i - G_j} dt_j B_j x_j^T) + D x_i,    y_i <- y_i silu(z_i)
+
+S0 = checkpoint[slot]. No solve: the tree only decides which terms count. G_i - G_j is a difference of float64 sums
+(nodes) or a sum over the tokens behind j (pending), so strong decays upstream of j cost no digits. D joins the
+diagonal term, both being coefficients of x_i.
+
+A row with more than fold_threshold pending tokens first replays them into its checkpoint, exactly (replay.py), and
+writes it; its outputs then start from the written state. Pending counts are not touched here: the commit
+(common/commit.py) applies the same threshold.
+
+Precision: 16-bit x, B, C are exact in tf32, so a product needs only its float32 factor split, hi + lo, and two
+tensor-core passes give float32 accuracy. A 16-bit checkpoint is exact too and takes one. float32 inputs go through
+tf32x3.
+
+Layouts: x, y, z [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; checkpoint
+[S, nheads, headdim, dstate]; windows keyed by row, position order[row, j] holding pending token j, order[row, p+i]
+receiving node i. A program owns one head of one row (or some of its headdim blocks) and keeps node and window
+coefficients in registers while it streams the state past them.
+
+Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from .arguments import per_head
+from .replay import replay_tokens
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_NODES = 64
+
+
+class Tiling(NamedTuple):
+    """Launch shape. A program streams blocks_per_program blocks of block_p state rows each."""
+
+    block_p: int
+    blocks_per_program: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit
+def _tf32_part(value):
+    """value rounded to tf32's 10 stored mantissa bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _dot(a, b, A_EXACT: tl.constexpr, B_EXACT: tl.constexpr, NATIVE: tl.constexpr):
+    """a @ b in float32 accuracy; A_EXACT, B_EXACT: that operand is a 16-bit float. NATIVE: 16-bit products allowed."""
+    if NATIVE and A_EXACT and B_EXACT and a.dtype == b.dtype:
+        return tl.dot(a, b)
+    a = a.to(tl.float32)
+    b = b.to(tl.float32)
+    if A_EXACT and B_EXACT:
+        result = tl.dot(a, b, input_precision="tf32")
+    elif B_EXACT:
+        high = _tf32_part(a)
+        result = tl.dot(a - high, b, input_precision="tf32")
+        result = tl.dot(high, b, result, input_precision="tf32")
+    elif A_EXACT:
+        high = _tf32_part(b)
+        result = tl.dot(a, b - high, input_precision="tf32")
+        result = tl.dot(a, high, result, input_precision="tf32")
+    else:
+        result = tl.dot(a, b, input_precision="tf32x3")
+    return result
+
+
+@triton.jit
+def _path_mask(ancestors_row, node, N: tl.constexpr):
+    """Bits of each node's ancestors and of the node itself."""
+    mask = tl.load(ancestors_row + node, mask=node < N, other=0)
+    if N <= 32:
+        mask = mask.to(tl.int32)
+    return mask | (tl.full((), 1, mask.dtype) << node.to(mask.dtype))
+
+
+@triton.jit
+def _has_bit(mask, bit):
+    return ((mask >> bit.to(mask.dtype)) & 1) != 0
+
+
+@triton.jit
+def _node_dt(dt_row, node, stride_dt, bias, low, high, N: tl.constexpr, SOFTPLUS: tl.constexpr, LIMITS: tl.constexpr):
+    """Step sizes after bias, softplus (as stock computes it) and limits; 0 beyond the nodes."""
+    dt = tl.load(dt_row + node * stride_dt, mask=node < N, other=0.0).to(tl.float32) + bias
+    if SOFTPLUS:
+        dt = tl.where(dt <= 20.0, tl.log(tl.exp(dt) + 1), dt)
+    if LIMITS:
+        dt = tl.minimum(tl.maximum(dt, low), high)
+    return tl.where(node < N, dt, 0.0)
+
+
+@triton.jit
+def _mamba2_verify_kernel(
+    x,
+    dt,
+    B,
+    C,
+    A,
+    D,
+    dt_bias,
+    z,
+    y,
+    checkpoint,
+    slots,
+    rows,
+    pending,
+    order,
+    window_x,
+    window_B,
+    window_dt,
+    ancestors,
+    fold_threshold,
+    dt_low,
+    dt_high,
+    stride_x,
+    stride_dt,
+    stride_dt_head,
+    stride_B,
+    stride_C,
+    stride_A,
+    stride_D,
+    stride_bias,
+    stride_z,
+    stride_y,
+    stride_checkpoint_slot,
+    stride_checkpoint_head,
+    stride_wx_row,
+    stride_wx_pos,
+    stride_wB_row,
+    stride_wB_pos,
+    stride_wdt_row,
+    stride_wdt_pos,
+    N: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
+    HEADDIM: tl.constexpr,
+    DSTATE: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    LIMITS: tl.constexpr,
+    INPUTS_EXACT: tl.constexpr,
+    STATE_EXACT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    first_block = tl.program_id(2) * BLOCKS
+    group = head // HEADS_PER_GROUP
+    slot = tl.load(slots + b).to(tl.int64)
+    node_i = tl.arange(0, BLOCK_I)
+    dim_p = tl.arange(0, BLOCK_P)
+    y_head = y + b * N * stride_y + head * HEADDIM
+    if slot <= 0:
+        for block in range(first_block, first_block + BLOCKS):
+            dim = block * BLOCK_P + dim_p
+            tl.store(
+                y_head + node_i[None, :] * stride_y + dim[:, None],
+                tl.zeros((BLOCK_P, BLOCK_I), y.dtype.element_ty),
+                mask=(node_i < N)[None, :] & (dim < HEADDIM)[:, None],
+            )
+        return
+
+    row = tl.load(rows + b).to(tl.int64)
+    before = tl.load(pending + slot)
+    folds = before > fold_threshold
+    waiting = tl.where(folds, 0, before)
+    order_row = order + row * CAPACITY
+    decay_rate = tl.load(A + head * stride_A).to(tl.float32)
+    column = tl.arange(0, BLOCK_S)
+    state_inside = column < DSTATE
+    window_x_head = window_x + row * stride_wx_row + head * HEADDIM
+    window_B_group = window_B + row * stride_wB_row + group * DSTATE
+    window_dt_head = window_dt + row * stride_wdt_row + head
+    checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
+    if folds:
+        # a loop of its own: the one below may issue its loads ahead of their iteration
+        for block in range(first_block, first_block + BLOCKS):
+            dim = block * BLOCK_P + dim_p
+            dim_inside = dim < HEADDIM
+            tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
+            tile_inside = dim_inside[:, None] & state_inside[None, :]
+            folded = replay_tokens(
+                tl.load(tile, mask=tile_inside, other=0.0).to(tl.float32),
+                before,
+                order_row,
+                window_x_head + dim,
+                window_B_group + column[None, :],
+                window_dt_head,
+                stride_wx_pos,
+                stride_wB_pos,
+                stride_wdt_pos,
+                decay_rate,
+                dim_inside,
+                state_inside[None, :],
+            )
+            tl.store(tile, folded.to(checkpoint.dtype.element_ty), mask=tile_inside)
+        tl.debug_barrier()
+
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
+
+    # the nodes: coefficients [node_j, node_i] of x_j in y_i
+    node_j = tl.arange(0, BLOCK_J)
+    is_node = node_j < N
+    dt_row = dt + b * N * stride_dt + head * stride_dt_head
+    dt_j = _node_dt(dt_row, node_j, stride_dt, bias, dt_low, dt_high, N, SOFTPLUS, LIMITS)
+    path_i = _path_mask(ancestors + b * N, node_i, N)
+    path_j = _path_mask(ancestors + b * N, node_j, N)
+    on_path = _has_bit(path_i[None, :], node_j[:, None]) & is_node[:, None]
+    # in float64 a difference of cumulated decays is as good as the sum of the decays between
+    log_decay = (decay_rate * dt_j).to(tl.float64)
+    total_i = tl.sum(tl.where(on_path, log_decay[:, None], 0.0), axis=0)
+    total_j = tl.sum(tl.where(_has_bit(path_j[:, None], node_j[None, :]), log_decay[None, :], 0.0), axis=1)
+    log_decay_ji = (total_i[None, :] - total_j[:, None]).to(tl.float32)
+    log_decay_i = total_i.to(tl.float32)
+
+    C_tile = tl.load(
+        C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
+        mask=(node_i < N)[None, :] & state_inside[:, None],
+        other=0.0,
+    )
+    B_tile = tl.load(
+        B + (b * N + node_j)[:, None] * stride_B + group * DSTATE + column[None, :],
+        mask=is_node[:, None] & state_inside[None, :],
+        other=0.0,
+    )
+    scores = _dot(B_tile, C_tile, INPUTS_EXACT, INPUTS_EXACT, NATIVE)
+    coefficient = tl.where(on_path, scores * tl.exp(tl.where(on_path, log_decay_ji, 0.0)) * dt_j[:, None], 0.0)
+    if HAS_D:
+        skip = tl.load(D + head * stride_D).to(tl.float32)
+        coefficient += tl.where((node_j[:, None] == node_i[None, :]) & is_node[:, None], skip, 0.0)
+
+    # append the nodes behind the pending tokens; nobody reads these positions in this launch
+    entry = before + node_j
+    free = is_node & (entry < CAPACITY)
+    append = tl.load(order_row + entry, mask=free, other=0).to(tl.int64)
+    if tl.program_id(2) == 0:
+        tl.store(window_dt + row * stride_wdt_row + append * stride_wdt_pos + head, dt_j, mask=free)
+        if head % HEADS_PER_GROUP == 0:
+            tl.store(
+                window_B + row * stride_wB_row + append[:, None] * stride_wB_pos + group * DSTATE + column[None, :],
+                B_tile.to(window_B.dtype.element_ty),
+                mask=free[:, None] & state_inside[None, :],
+            )
+
+    # the pending tokens: coefficients [token_w, node_i]
+    if BLOCK_W > 0:
+        token_w = tl.arange(0, BLOCK_W)
+        is_waiting = token_w < waiting
+        position = tl.load(order_row + token_w, mask=is_waiting, other=0).to(tl.int64)
+        dt_w = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
+        follows = token_w + 1 < waiting
+        next_position = tl.load(order_row + token_w + 1, mask=follows, other=0).to(tl.int64)
+        next_dt = tl.load(window_dt_head + next_position * stride_wdt_pos, mask=follows, other=0.0)
+        after_w = tl.cumsum(decay_rate * next_dt, axis=0, reverse=True)
+        B_waiting = tl.load(
+            window_B_group + position[:, None] * stride_wB_pos + column[None, :],
+            mask=is_waiting[:, None] & state_inside[None, :],
+            other=0.0,
+        )
+        scores_w = _dot(B_waiting, C_tile, INPUTS_EXACT, INPUTS_EXACT, NATIVE)
+        coefficient_w = scores_w * tl.exp(after_w[:, None] + log_decay_i[None, :]) * dt_w[:, None]
+        state_decay = tl.exp(tl.sum(decay_rate * dt_w, axis=0) + log_decay_i)
+    else:
+        state_decay = tl.exp(log_decay_i)
+
+    for block in range(first_block, first_block + BLOCKS):
+        dim = block * BLOCK_P + dim_p
+        dim_inside = dim < HEADDIM
+        tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
+        tile_inside = dim_inside[:, None] & state_inside[None, :]
+        state = tl.load(tile, mask=tile_inside, other=0.0)
+        output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE) * state_decay[None, :]
+        x_nodes = tl.load(
+            x + (b * N + node_j)[None, :] * stride_x + head * HEADDIM + dim[:, None],
+            mask=is_node[None, :] & dim_inside[:, None],
+            other=0.0,
+        )
+        tl.store(
+            window_x_head + append[None, :] * stride_wx_pos + dim[:, None],
+            x_nodes.to(window_x.dtype.element_ty),
+            mask=free[None, :] & dim_inside[:, None],
+        )
+        output += _dot(x_nodes, coefficient, INPUTS_EXACT, False, NATIVE)
+        if BLOCK_W > 0:
+            x_waiting = tl.load(
+                window_x_head + position[None, :] * stride_wx_pos + dim[:, None],
+                mask=is_waiting[None, :] & dim_inside[:, None],
+                other=0.0,
+            )
+            output += _dot(x_waiting, coefficient_w, INPUTS_EXACT, False, NATIVE)
+        out_inside = (node_i < N)[None, :] & dim_inside[:, None]
+        if HAS_Z:
+            gate = tl.load(
+                z + (b * N + node_i)[None, :] * stride_z + head * HEADDIM + dim[:, None], mask=out_inside, other=0.0
+            ).to(tl.float32)
+            output *= gate * tl.sigmoid(gate)
+        tl.store(y_head + node_i[None, :] * stride_y + dim[:, None], output.to(y.dtype.element_ty), mask=out_inside)
+
+
+def default_tiling(headdim: int, dstate: int, nodes: int, batch: int, nheads: int) -> Tiling:
+    """A warp a program streams a head in blocks of 16 rows, two blocks ahead; few programs: one block each.
+
+    Wider states and trees take more warps, so that nothing spills.
+    """
+    warps = (2 if dstate > 128 else 1) * (2 if nodes > 16 else 1)
+    if batch * nheads < 512:
+        return Tiling(16, 1, warps, 1)
+    return Tiling(16, triton.cdiv(headdim, 16), warps, 3)
+
+
+def mamba2_verify(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    *,
+    A: torch.Tensor,
+    D: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    dt_softplus: bool,
+    dt_limits: tuple[float, float] | None,
+    z: torch.Tensor | None,
+    checkpoint: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    pending: torch.Tensor,
+    order: torch.Tensor,
+    window_x: torch.Tensor,
+    window_B: torch.Tensor,
+    window_dt: torch.Tensor,
+    ancestors: torch.Tensor,
+    fold_threshold: int,
+    out: torch.Tensor | None = None,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """Outputs of the B trees of N nodes; returns y [B*N, nheads, headdim] in x's dtype (or `out`, written in place).
+
+    x, z        [B*N, nheads, headdim] float, last two dimensions contiguous, any token stride; z may be None.
+    dt          [B*N, nheads] float, any strides, or expanded to [B*N, nheads, headdim]: raw, read.
+    B, C        [B*N, ngroups, dstate] float, last two dimensions contiguous, any token stride. x, B, C: one dtype.
+    A, D, dt_bias
+                [nheads] float, or expanded to [nheads, headdim(, dstate)] with stride 0; D and dt_bias may be None.
+    dt_softplus, dt_limits
+                step size = clamp(softplus(dt + dt_bias), *dt_limits); dt_limits None: no clamp.
+    checkpoint  [S, nheads, headdim, dstate] float, last two dimensions contiguous: read at `slots`; written where
+                pending > fold_threshold.
+    slots, rows [B] int32 or int64; slot <= 0 is padding: y zero, nothing else written. Slots and rows distinct.
+    pending     [S] int32, order [R, C] int32 contiguous: read.
+    window_x    [R, C, nheads, headdim], window_B [R, C, ngroups, dstate] float, window_dt [R, C, nheads] float32,
+                inner dimensions contiguous: pending entries read, order[row, pending .. pending+N) written.
+    ancestors   [>=B, N] int64 from build_tree, contiguous.
+    tiling      launch shape, None for the default.
+    """
+    tokens, nheads, headdim = x.shape
+    ngroups, dstate = B.shape[1], B.shape[2]
+    batch, nodes = slots.shape[0], ancestors.shape[1]
+    row_count, capacity = order.shape
+    if nodes > MAX_NODES or tokens != batch * nodes:
+        raise ValueError(f"x: {tokens} tokens for {batch} rows of {nodes} nodes (at most {MAX_NODES})")
+    if nheads % ngroups:
+        raise ValueError(f"B: {ngroups} groups do not divide {nheads} heads")
+    if dstate < 16:
+        raise ValueError(f"B: dstate {dstate}, at least 16 needed")
+    if fold_threshold < 0 or fold_threshold + 2 * nodes > capacity:
+        raise ValueError(
+            f"fold_threshold {fold_threshold}, {nodes} nodes: C must be >= {fold_threshold + 2 * nodes}, got {capacity}"
+        )
+    dt = per_head("dt", dt, 2)
+    A = per_head("A", A, 1)
+    D = None if D is None else per_head("D", D, 1)
+    dt_bias = None if dt_bias is None else per_head("dt_bias", dt_bias, 1)
+    check_shape("dt", dt, (tokens, nheads))
+    for name, tensor in {"A": A, "D": D, "dt_bias": dt_bias}.items():
+        if tensor is not None:
+            check_shape(name, tensor, (nheads,))
+    check_shape("C", C, (tokens, ngroups, dstate))
+    check_shape("checkpoint", checkpoint, (None, nheads, headdim, dstate))
+    check_shape("pending", pending, (checkpoint.shape[0],))
+    check_shape("window_x", window_x, (row_count, capacity, nheads, headdim))
+    check_shape("window_B", window_B, (row_count, capacity, ngroups, dstate))
+    check_shape("window_dt", window_dt, (row_count, capacity, nheads))
+    y = torch.empty((tokens, nheads, headdim), dtype=x.dtype, device=x.device) if out is None else out
+    blocks = {"x": x, "B": B, "C": C, "checkpoint": checkpoint, "window_x": window_x, "window_B": window_B, "out": y}
+    if z is not None:
+        check_shape("z", z, (tokens, nheads, headdim))
+        blocks["z"] = z
+    for name, tensor in blocks.items():
+        check_dtype(name, tensor, FLOAT_DTYPES)
+        check_inner_contiguous(name, tensor, 2)
+    for name in ("B", "C", "window_x", "window_B"):
+        check_dtype(name, blocks[name], (x.dtype,))
+    check_shape("out", y, (tokens, nheads, headdim))
+    check_dtype("window_dt", window_dt, (torch.float32,))
+    check_inner_contiguous("window_dt", window_dt)
+    check_dtype("ancestors", ancestors, (torch.int64,))
+    if ancestors.shape[0] < batch:
+        raise ValueError(f"ancestors: {ancestors.shape[0]} rows, batch is {batch}")
+    for name, tensor in {"pending": pending, "order": order}.items():
+        check_dtype(name, tensor, (torch.int32,))
+    for name, tensor in {"order": order, "ancestors": ancestors}.items():
+        check_inner_contiguous(name, tensor, 2)
+    check_index("pending", pending, None)
+    check_index("slots", slots, batch)
+    check_index("rows", rows, batch)
+    check_same_device(
+        dt=dt,
+        A=A,
+        D=D,
+        dt_bias=dt_bias,
+        slots=slots,
+        rows=rows,
+        pending=pending,
+        order=order,
+        window_dt=window_dt,
+        ancestors=ancestors,
+        **blocks,
+    )
+    if batch == 0:
+        return y
+    tiling = tiling or default_tiling(headdim, dstate, nodes, batch, nheads)
+    low, high = dt_limits or (0.0, 0.0)
+    node_block = triton.next_power_of_2(nodes)
+    _mamba2_verify_kernel[(nheads, batch, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))](
+        x,
+        dt,
+        B,
+        C,
+        A,
+        D,
+        dt_bias,
+        z,
+        y,
+        checkpoint,
+        slots,
+        rows,
+        pending,
+        order,
+        window_x,
+        window_B,
+        window_dt,
+        ancestors,
+        fold_threshold,
+        float(low),
+        float(high),
+        x.stride(0),
+        dt.stride(0),
+        dt.stride(1),
+        B.stride(0),
+        C.stride(0),
+        A.stride(0),
+        0 if D is None else D.stride(0),
+        0 if dt_bias is None else dt_bias.stride(0),
+        0 if z is None else z.stride(0),
+        y.stride(0),
+        checkpoint.stride(0),
+        checkpoint.stride(1),
+        window_x.stride(0),
+        window_x.stride(1),
+        window_B.stride(0),
+        window_B.stride(1),
+        window_dt.stride(0),
+        window_dt.stride(1),
+        N=nodes,
+        CAPACITY=capacity,
+        HEADS_PER_GROUP=nheads // ngroups,
+        HEADDIM=headdim,
+        DSTATE=dstate,
+        HAS_D=D is not None,
+        HAS_BIAS=dt_bias is not None,
+        HAS_Z=z is not None,
+        SOFTPLUS=dt_softplus,
+        LIMITS=dt_limits is not None,
+        INPUTS_EXACT=x.dtype != torch.float32,
+        STATE_EXACT=checkpoint.dtype != torch.float32,
+        NATIVE=not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
+        BLOCK_I=max(8, node_block),
+        BLOCK_J=max(16, node_block),
+        BLOCK_W=max(16, triton.next_power_of_2(fold_threshold)) if fold_threshold else 0,
+        BLOCK_P=tiling.block_p,
+        BLOCK_S=triton.next_power_of_2(dstate),
+        BLOCKS=tiling.blocks_per_program,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+    return y

@@ -1,0 +1,203 @@
+"""Convolution of a target verify on a GPU: conv1d_verify + commit_conv against SGLang's conv verify + conv scatter.
+
+    python tests/bench/bench_conv1d.py [--batches 1 8 64] [--nodes 4 8] [--dim 8192] [--json FILE]
+
+Times are per layer; the commit handles all layers in one launch, as stock's scatter does, and is divided by them.
+Pools are larger than the L2 cache and rotated. Errors are checked first; nothing is printed on red. The baseline
+needs `sglang` (0.5.17) on PYTHONPATH and is left out, with a note, where it cannot be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+from graph_timing import environment, import_kernels, time_launches, write_record
+
+import_kernels()
+
+from mamba_mtp_kernels.common.tree import build_tree  # noqa: E402
+from mamba_mtp_kernels.conv1d.commit import commit_conv  # noqa: E402
+from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, conv1d_verify_reference  # noqa: E402
+from mamba_mtp_kernels.conv1d.verify import conv1d_verify  # noqa: E402
+
+LAYERS = 8
+ROTATED_BYTES = 120e6
+
+
+class Problem:
+    """`sets` independent batches of bf16 inputs over one pool of LAYERS layers."""
+
+    def __init__(self, dim: int, width: int, batch: int, nodes: int, kind: str, sets: int, seed: int = 0):
+        self.dim, self.width, self.batch, self.nodes, self.kind, self.sets = dim, width, batch, nodes, kind, sets
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def randn(*size: int) -> torch.Tensor:
+            return torch.randn(*size, generator=generator, device="cuda").bfloat16()
+
+        rows = sets * batch
+        self.x = randn(sets, batch * nodes, dim + 64)[:, :, :dim]
+        self.weight, self.bias = randn(dim, width), randn(dim)
+        self.conv_states = randn(LAYERS, rows + 1, dim, width - 1)
+        self.conv_inputs = randn(LAYERS, rows, nodes, dim)
+        self.slots = 1 + torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
+        self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
+        self.last = torch.full((batch,), nodes // 2, dtype=torch.int32, device="cuda")
+        self.links = self.make_links()
+        self.parents = torch.empty(batch, nodes, dtype=torch.int32, device="cuda")
+        self.ancestors = torch.empty(batch, nodes, dtype=torch.int64, device="cuda")
+        self.build_tree()
+
+    def make_links(self) -> list[torch.Tensor | None]:
+        """None for a chain; else a comb: every other node has a sibling leaf."""
+        if self.kind == "chain":
+            return [None, None]
+        parents = [-1] + [max(0, (node - 1) // 2 * 2 - 1) for node in range(1, self.nodes)]
+        links = torch.full((2, self.batch, self.nodes), -1, dtype=torch.int64)
+        for node in range(self.nodes - 1, 0, -1):
+            links[1, :, node] = links[0, :, parents[node]]
+            links[0, :, parents[node]] = node
+        return list(links.cuda())
+
+    def build_tree(self) -> None:
+        build_tree(
+            self.parents,
+            self.ancestors,
+            retrieve_next_token=self.links[0],
+            retrieve_next_sibling=self.links[1],
+            batch=self.batch,
+        )
+
+    def verify(self, which: int, op=conv1d_verify, **extra: Any) -> torch.Tensor:
+        arguments = {
+            "conv_states": self.conv_states[0],
+            "weight": self.weight,
+            "bias": self.bias,
+            "activation": "silu",
+            "slots": self.slots[which],
+            "rows": self.rows[which],
+            "parents": self.parents,
+            "conv_inputs": self.conv_inputs[0],
+        }
+        return op(self.x[which], **{**arguments, **extra})
+
+    def commit(self, which: int, conv_states: torch.Tensor, op=commit_conv) -> None:
+        op(
+            conv_states,
+            self.conv_inputs,
+            slots=self.slots[which],
+            rows=self.rows[which],
+            last_correct=self.last,
+            parents=self.parents,
+            steps_to_track=None,
+            track_slots=None,
+        )
+
+
+class Stock:
+    """SGLang's conv verify and conv scatter on a problem's tensors."""
+
+    def __init__(self) -> None:
+        from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
+        from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
+
+        self.update, self.scatter = causal_conv1d_update, fused_conv_window_scatter_with_mask
+
+    def windows(self, problem: Problem) -> torch.Tensor:
+        """One dense window a node: [LAYERS, batch, N, dim, K-1]."""
+        size = (LAYERS, problem.batch, problem.nodes, problem.dim, problem.width - 1)
+        return torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+
+    def verify(self, problem: Problem, which: int, conv_states: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
+        x = problem.x[which].unflatten(0, (problem.batch, problem.nodes)).transpose(1, 2)
+        y = self.update(
+            x,
+            conv_states,
+            problem.weight,
+            problem.bias,
+            "silu",
+            conv_state_indices=problem.slots[which],
+            intermediate_conv_window=windows,
+            intermediate_state_indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),
+            retrieve_next_token=problem.links[0],
+            retrieve_next_sibling=problem.links[1],
+            retrieve_parent_token=None if problem.links[0] is None else torch.empty_like(problem.links[0]),
+        )
+        return y.transpose(1, 2).reshape(problem.batch * problem.nodes, problem.dim)
+
+
+def check(problem: Problem, stock: Stock | None) -> dict[str, float]:
+    """Error against float64, and copies compared exactly; exits on red."""
+    expected = problem.verify(0, conv1d_verify_reference, compute_dtype=torch.float64)
+    y = problem.verify(0)
+    result = {"ours": float((y.double() - expected).norm() / expected.norm())}
+    if stock is not None:
+        theirs = stock.verify(problem, 0, problem.conv_states[0].clone(), stock.windows(problem)[0])
+        result["stock"] = float((theirs.double() - expected).norm() / expected.norm())
+        result["differing outputs"] = int((theirs != y).sum())
+    ours, reference = problem.conv_states.clone(), problem.conv_states.clone()
+    problem.commit(0, ours)
+    problem.commit(0, reference, commit_conv_reference)
+    limit = 2 * result.get("stock", 2e-3)
+    if not result["ours"] <= limit or not torch.equal(ours, reference):
+        sys.exit(f"RED {problem.dim} N={problem.nodes} {problem.kind}: {result}, commit {torch.equal(ours, reference)}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--dim", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    try:
+        stock: Stock | None = Stock()
+        note = "stock: sglang's kernels from PYTHONPATH"
+    except ImportError as error:
+        stock, note = None, f"stock baseline left out: {error}"
+    record: dict[str, Any] = {"environment": environment(), "options": vars(options), "note": note, "results": []}
+    for nodes in options.nodes:
+        for kind in ("chain", "tree"):
+            for batch in options.batches:
+                row_bytes = options.dim * 2 * (3 * nodes + options.width)
+                sets = max(2, min(64, int(ROTATED_BYTES) // (batch * row_bytes)))
+                problem = Problem(options.dim, options.width, batch, nodes, kind, sets)
+                entry: dict[str, Any] = {"batch": batch, "nodes": nodes, "kind": kind, "errors": check(problem, stock)}
+                which = range(sets)
+                entry["verify"] = time_launches([lambda s=s, p=problem: p.verify(s) for s in which])
+                entry["commit"] = time_launches([lambda s=s, p=problem: p.commit(s, p.conv_states) for s in which])
+                entry["build_tree"] = time_launches([problem.build_tree] * 8)
+                if stock is not None:
+                    windows = stock.windows(problem)
+                    entry["stock verify"] = time_launches(
+                        [lambda s=s, p=problem, w=windows: stock.verify(p, s, p.conv_states[0], w[0]) for s in which]
+                    )
+                    entry["stock scatter"] = time_launches(
+                        [
+                            lambda s=s, p=problem, w=windows: stock.scatter(p.conv_states, w, p.slots[s], p.last)
+                            for s in which
+                        ]
+                    )
+                record["results"].append(entry)
+                del problem
+    write_record(options.json, record)
+
+    print(note)
+    print(f"dim {options.dim}, K {options.width}, bf16, us per layer ({LAYERS} layers a commit); build_tree: us a step")
+    print("N kind batch | verify + commit | stock verify + scatter | stock/ours | build_tree | errors")
+    for entry in record["results"]:
+        verify, commit = entry["verify"]["us"], entry["commit"]["us"] / LAYERS
+        line = f"{entry['nodes']} {entry['kind']} {entry['batch']:4d} | {verify:6.2f} + {commit:5.2f} | "
+        if "stock verify" in entry:
+            theirs, scatter = entry["stock verify"]["us"], entry["stock scatter"]["us"] / LAYERS
+            line += f"{theirs:6.2f} + {scatter:5.2f} | {(theirs + scatter) / (verify + commit):.2f} | "
+        line += f"{entry['build_tree']['us']:.2f} | "
+        print(line + " ".join(f"{name} {error:.2g}" for name, error in entry["errors"].items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""Mamba2 target verify on a GPU: replay against SGLang's decode, and its verify + scatter, in one run.
+
+    python tests/bench/bench_mamba2.py [--batches 1 8 64] [--nodes 4 8] [--window 16] [--json FILE]
+    python tests/bench/bench_mamba2.py --sweep          # launch shapes at the largest batch
+
+Times are per layer, amortised over the window cycle at accept length N/2+1, rows at staggered phases of the cycle.
+Pools are larger than the L2 cache and rotated. Errors against float64 are checked first; nothing is printed on red.
+The baseline needs `sglang` (0.5.17) on PYTHONPATH and is left out, with a note, where it cannot be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from graph_timing import environment, import_kernels, time_launches, write_record
+
+import_kernels()
+
+from mamba_mtp_kernels.mamba2.fold import mamba2_fold  # noqa: E402
+from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference  # noqa: E402
+from mamba_mtp_kernels.mamba2.verify import Tiling, mamba2_verify  # noqa: E402
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROTATED_BYTES = 200e6
+ERROR_FACTOR, ERROR_CAP = 2.0, 1e-6
+
+
+@dataclass
+class Shape:
+    nheads: int = 128
+    headdim: int = 80
+    dstate: int = 128
+    ngroups: int = 8
+    state: str = "fp32"
+
+    @property
+    def state_bytes(self) -> int:
+        return self.nheads * self.headdim * self.dstate * DTYPES[self.state].itemsize
+
+
+def window_cycle(accept: int, threshold: int) -> list[int]:
+    """Pending counts the verifies of one window cycle meet, in the steady state."""
+    counts, pending = [], accept
+    while True:
+        counts.append(pending)
+        if pending > threshold:
+            return counts
+        pending += accept
+
+
+def tree_parents(kind: str, batch: int, nodes: int, device: str) -> torch.Tensor:
+    """Chains, or trees as EAGLE with topk 2 draws them: two branches that fork again at every second level."""
+    if kind == "chain":
+        tree = list(range(-1, nodes - 1))
+    else:
+        tree = [-1, 0, 0] + [node - 2 if node % 4 in (1, 2) else node - 3 for node in range(3, nodes)]
+    return torch.tensor(tree[:nodes], dtype=torch.int32, device=device).expand(batch, nodes).contiguous()
+
+
+def ancestors_of(parents: torch.Tensor) -> torch.Tensor:
+    masks = torch.zeros(parents.shape, dtype=torch.int64, device=parents.device)
+    for node in range(1, parents.shape[1]):
+        above = parents[:, node].long()
+        masks[:, node] = masks.gather(1, above[:, None])[:, 0] | (torch.ones_like(above) << above)
+    return masks
+
+
+class Problem:
+    """`sets` independent batches over one pool, with the bookkeeping of every phase of the window cycle."""
+
+    def __init__(self, shape: Shape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0):
+        self.shape, self.batch, self.nodes, self.window, self.sets = shape, batch, nodes, window, sets
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def randn(*size: int) -> torch.Tensor:
+            return torch.randn(*size, generator=generator, device="cuda")
+
+        tokens, heads, capacity = batch * nodes, shape.nheads, window + 2 * nodes
+        groups_width = shape.ngroups * shape.dstate
+        inner = heads * shape.headdim
+        rows = sets * batch
+        # x | B | C side by side, as the conv leaves them
+        self.packed = randn(sets, tokens, inner + 2 * groups_width).bfloat16()
+        self.dt = (randn(sets, tokens, heads) - 1).bfloat16()
+        self.A = -torch.rand(heads, generator=generator, device="cuda") * 4 - 0.5
+        self.D, self.dt_bias = randn(heads), randn(heads) - 1
+        self.checkpoint = torch.empty(
+            rows + 1, heads, shape.headdim, shape.dstate, dtype=DTYPES[shape.state], device="cuda"
+        ).normal_(generator=generator)
+        self.slots = 1 + torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
+        self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
+        self.order = torch.stack(
+            [torch.randperm(capacity, generator=generator, device="cuda").int() for _ in range(rows)]
+        )
+        self.window_x = randn(rows, capacity, heads, shape.headdim).bfloat16()
+        self.window_B = randn(rows, capacity, shape.ngroups, shape.dstate).bfloat16()
+        self.window_dt = torch.rand(rows, capacity, heads, generator=generator, device="cuda") * 0.5
+        self.parents = tree_parents(kind, batch, nodes, "cuda")
+        self.ancestors = ancestors_of(self.parents)
+
+    def inputs(self, which: int) -> tuple[torch.Tensor, ...]:
+        shape = self.shape
+        inner, width = shape.nheads * shape.headdim, shape.ngroups * shape.dstate
+        x, B, C = self.packed[which].split([inner, width, width], dim=1)
+        return (
+            x.unflatten(1, (shape.nheads, shape.headdim)),
+            self.dt[which],
+            B.unflatten(1, (shape.ngroups, shape.dstate)),
+            C.unflatten(1, (shape.ngroups, shape.dstate)),
+        )
+
+    def pending(self, counts: list[int]) -> torch.Tensor:
+        """[S] pending counts: row b of every set has counts[b % len]."""
+        pending = torch.zeros(self.checkpoint.shape[0], dtype=torch.int32, device="cuda")
+        per_row = torch.tensor([counts[b % len(counts)] for b in range(self.batch)], dtype=torch.int32, device="cuda")
+        pending[self.slots.long()] = per_row.expand(self.sets, self.batch)
+        return pending
+
+    def verify(self, which: int, pending: torch.Tensor, op=mamba2_verify, **extra: Any) -> torch.Tensor:
+        arguments = {
+            "A": self.A,
+            "D": self.D,
+            "dt_bias": self.dt_bias,
+            "dt_softplus": True,
+            "dt_limits": None,
+            "z": None,
+            "checkpoint": self.checkpoint,
+            "slots": self.slots[which],
+            "rows": self.rows[which],
+            "pending": pending,
+            "order": self.order,
+            "window_x": self.window_x,
+            "window_B": self.window_B,
+            "window_dt": self.window_dt,
+            "ancestors": self.ancestors,
+            "fold_threshold": self.window,
+        }
+        return op(*self.inputs(which), **{**arguments, **extra})
+
+
+def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    error = (actual.double() - expected).norm() / expected.norm()
+    return float(error) if bool(torch.isfinite(actual).all()) else float("inf")
+
+
+class Stock:
+    """SGLang's decode, verify and scatter on a problem's tensors."""
+
+    def __init__(self) -> None:
+        from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_mamba_state_scatter_with_mask
+        from sglang.kernels.ops.mamba.triton_ops.mamba_ssm import selective_state_update
+
+        self.update, self.scatter = selective_state_update, fused_mamba_state_scatter_with_mask
+
+    def arguments(self, problem: Problem, which: int, nodes: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        shape, batch = problem.shape, problem.batch
+        x, dt, B, C = (t[: batch * nodes].unflatten(0, (batch, nodes)) for t in problem.inputs(which))
+        wide = (-1, shape.headdim)
+        A = problem.A[:, None, None].expand(-1, shape.headdim, shape.dstate)
+        inputs = [x, dt[..., None].expand(*dt.shape, shape.headdim), A, B, C, problem.D[:, None].expand(*wide)]
+        return inputs, {
+            "z": None,
+            "dt_bias": problem.dt_bias[:, None].expand(*wide),
+            "dt_softplus": True,
+            "state_batch_indices": problem.slots[which],
+        }
+
+    def decode(self, problem: Problem, which: int, out: torch.Tensor) -> None:
+        inputs, options = self.arguments(problem, which, 1)
+        self.update(problem.checkpoint, *inputs, **options, out=out)
+
+    def verify(self, problem: Problem, which: int, out: torch.Tensor, buffer: torch.Tensor, tree: bool) -> None:
+        inputs, options = self.arguments(problem, which, problem.nodes)
+        self.update(
+            problem.checkpoint,
+            *inputs,
+            **options,
+            out=out,
+            disable_state_update=True,
+            intermediate_states_buffer=buffer,
+            cache_steps=problem.nodes,
+            retrieve_parent_token=problem.parents if tree else None,
+            intermediate_state_indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),
+        )
+
+
+def check_errors(shape: Shape, nodes: int, kind: str, window: int, stock: Stock | None, tiling: Tiling | None) -> dict:
+    """Errors against float64 on a batch with empty, partly filled and folding windows."""
+    problem = Problem(shape, 4, nodes, kind, window, sets=1, seed=7)
+    size = (problem.batch * nodes, shape.nheads, shape.headdim)
+    result = {}
+    for label, counts in (("empty", [0]), ("ragged", [0, window, max(window - 3, 0), window + nodes])):
+        problem.checkpoint.normal_()
+        pending = problem.pending(counts)
+        exact = {
+            "checkpoint": problem.checkpoint.double(),
+            "window_x": problem.window_x.double(),
+            "window_B": problem.window_B.double(),
+            "window_dt": problem.window_dt.double(),
+        }
+        expected = problem.verify(0, pending, mamba2_verify_reference, compute_dtype=torch.float64, **exact)
+        if stock is not None and label == "empty":
+            out = torch.full(size, float("nan"), device="cuda")
+            buffer = torch.zeros(problem.batch, nodes, *problem.checkpoint.shape[1:], device="cuda").to(
+                problem.checkpoint.dtype
+            )
+            stock.verify(problem, 0, out.view(problem.batch, nodes, *size[1:]), buffer, kind != "chain")
+            result["stock"] = rms_ratio(out, expected)
+        out = torch.full(size, float("nan"), device="cuda")
+        problem.verify(0, pending, out=out, tiling=tiling)
+        result[label] = rms_ratio(out, expected)
+        result[f"{label} state"] = rms_ratio(problem.checkpoint, exact["checkpoint"])
+    if shape.state == "fp32":
+        limit = max(ERROR_FACTOR * result.get("stock", 0.0), ERROR_CAP)
+        bad = {name: error for name, error in result.items() if name != "stock" and error > limit}
+        if bad:
+            sys.exit(f"RED {shape} N={nodes} {kind} {tiling}: errors {result}, limit {limit:.1e}")
+    return result
+
+
+def sets_for(shape: Shape, batch: int) -> int:
+    return max(2, -(-int(ROTATED_BYTES) // (batch * shape.state_bytes)))
+
+
+def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0) -> dict[str, dict[str, float]]:
+    cycle = window_cycle(problem.nodes // 2 + 1, problem.window)
+    which = range(problem.sets)
+
+    def launches(counts_per_step: list[list[int]]) -> list:
+        steps = [problem.pending(counts) for counts in counts_per_step]
+        return [lambda s=s, p=p: problem.verify(s, p, tiling=tiling) for p in steps for s in which]
+
+    shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]
+    return {
+        "amortised": time_launches(launches(shifted), budget_ms=budget_ms),
+        "no fold": time_launches(launches([[count] for count in cycle[:-1]] or [[0]]), budget_ms=budget_ms),
+        "all fold": time_launches(launches([[cycle[-1]]]), budget_ms=budget_ms),
+    }
+
+
+def time_stock(stock: Stock, problem: Problem, tree: bool) -> dict[str, dict[str, float]]:
+    batch, nodes = problem.batch, problem.nodes
+    shape = problem.shape
+    out = torch.empty(batch, nodes, shape.nheads, shape.headdim, dtype=torch.bfloat16, device="cuda")
+    copies = 1 if batch >= 8 else 4
+    buffers = torch.zeros(
+        copies, 1, batch, nodes, *problem.checkpoint.shape[1:], dtype=problem.checkpoint.dtype, device="cuda"
+    )
+    accepted = torch.full((batch,), nodes // 2, dtype=torch.int32, device="cuda")
+    which = range(problem.sets)
+    pool = problem.checkpoint[None]
+    return {
+        "decode": time_launches([lambda s=s: stock.decode(problem, s, out[:, :1]) for s in which]),
+        "verify": time_launches(
+            [lambda s=s: stock.verify(problem, s, out, buffers[s % copies, 0], tree) for s in which]
+        ),
+        "scatter": time_launches(
+            [lambda s=s: stock.scatter(pool, buffers[s % copies], problem.slots[s], accepted) for s in which]
+        ),
+    }
+
+
+def time_settle(problem: Problem) -> dict[str, float]:
+    """mamba2_fold of a full window, every row."""
+    counts = torch.full((problem.batch,), problem.window, dtype=torch.int32, device="cuda")
+    return time_launches(
+        [
+            lambda s=s: mamba2_fold(
+                problem.checkpoint[None],
+                window_x=problem.window_x[None],
+                window_B=problem.window_B[None],
+                window_dt=problem.window_dt[None],
+                A=problem.A[None],
+                order=problem.order,
+                src_slots=problem.slots[s],
+                dst_slots=problem.slots[s],
+                rows=problem.rows[s],
+                counts=counts,
+            )
+            for s in range(problem.sets)
+        ]
+    )
+
+
+def candidates(shape: Shape) -> list[Tiling]:
+    found = []
+    for block_p in (16, 32, 64, 128):
+        if block_p >= 2 * shape.headdim:
+            continue
+        blocks = -(-shape.headdim // block_p)
+        for per_program in sorted({1, blocks}):
+            stages = (1,) if per_program == 1 else (2, 3, 4)
+            warps = [count for count in (1, 2, 4, 8) if max(1, block_p // 64) <= count <= block_p // 8]
+            found += [Tiling(block_p, per_program, count, depth) for count in warps for depth in stages]
+    return found
+
+
+def compile_slice(arguments: tuple) -> None:
+    """Worker: fill Triton's disk cache for some launch shapes."""
+    shape, batch, nodes, window, tilings = arguments
+    problem = Problem(shape, batch, nodes, "chain", window, 2)
+    for tiling in tilings:
+        with contextlib.suppress(Exception):  # out of shared memory: shows again in the sweep
+            problem.verify(0, problem.pending([0]), tiling=tiling)
+
+
+def sweep(shape: Shape, batch: int, nodes: int, window: int, workers: int = 12) -> list[dict[str, Any]]:
+    tilings = candidates(shape)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        pool.map(compile_slice, [(shape, batch, nodes, window, tilings[k::workers]) for k in range(workers)])
+    problem = Problem(shape, batch, nodes, "chain", window, sets_for(shape, batch))
+    found = []
+    for tiling in tilings:
+        try:
+            times = time_ours(problem, tiling, budget_ms=60)
+        except Exception as error:  # out of shared memory: not a candidate
+            print(tuple(tiling), type(error).__name__, flush=True)
+            continue
+        found.append({"tiling": list(tiling), **times})
+        print(tuple(tiling), " ".join(f"{k} {v['us']:.1f}" for k, v in times.items()), flush=True)
+    return sorted(found, key=lambda entry: entry["amortised"]["us"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--kinds", nargs="+", default=["chain", "tree"], choices=["chain", "tree"])
+    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--heads", type=int, nargs=4, default=[128, 80, 128, 8], metavar=("H", "P", "S", "G"))
+    parser.add_argument("--state", default="fp32", choices=sorted(DTYPES))
+    parser.add_argument("--tiling", type=int, nargs=4, metavar=("BLOCK_P", "BLOCKS", "WARPS", "STAGES"))
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    shape = Shape(*options.heads, state=options.state)
+    tiling = Tiling(*options.tiling) if options.tiling else None
+    try:
+        stock: Stock | None = Stock()
+        note = "stock: sglang's kernels from PYTHONPATH"
+    except ImportError as error:
+        stock, note = None, f"stock baseline left out: {error}"
+
+    record: dict[str, Any] = {"environment": environment(), "options": vars(options), "note": note, "results": []}
+    if options.sweep:
+        record["results"] = sweep(shape, max(options.batches), max(options.nodes), options.window)
+        write_record(options.json, record)
+        for entry in record["results"][:8]:
+            print(entry["tiling"], f"{entry['amortised']['us']:.1f} us")
+        return
+
+    for nodes in options.nodes:
+        for kind in options.kinds:
+            errors = check_errors(shape, nodes, kind, options.window, stock, tiling)
+            for batch in options.batches:
+                problem = Problem(shape, batch, nodes, kind, options.window, sets_for(shape, batch))
+                entry = {"batch": batch, "nodes": nodes, "kind": kind, "errors": errors}
+                entry["ours"] = time_ours(problem, tiling)
+                if kind == "chain" and nodes == options.nodes[0]:
+                    entry["settle"] = time_settle(problem)
+                if stock is not None:
+                    entry["stock"] = time_stock(stock, problem, kind != "chain")
+                record["results"].append(entry)
+                del problem
+                torch.cuda.empty_cache()
+    write_record(options.json, record)
+
+    print(note)
+    print(f"{shape}, window {options.window}, us per layer")
+    print(
+        "N kind  batch |  ours  (no fold, all fold) | read GB/s | decode  verify+scatter | /decode  stock/ours | errors"
+    )
+    for entry in record["results"]:
+        ours = {name: value["us"] for name, value in entry["ours"].items()}
+        bandwidth = entry["batch"] * shape.state_bytes / ours["no fold"] / 1e3
+        line = f"{entry['nodes']} {entry['kind']} {entry['batch']:4d} | {ours['amortised']:7.1f} "
+        line += f"({ours['no fold']:7.1f}, {ours['all fold']:7.1f}) | {bandwidth:6.0f} | "
+        if "stock" in entry:
+            base = {name: value["us"] for name, value in entry["stock"].items()}
+            both = base["verify"] + base["scatter"]
+            line += f"{base['decode']:7.1f} {base['verify']:7.1f}+{base['scatter']:.1f} | "
+            line += f"{ours['amortised'] / base['decode']:.2f} {both / ours['amortised']:.2f} | "
+        line += " ".join(f"{name} {error:.1e}" for name, error in entry["errors"].items())
+        if "settle" in entry:
+            line += f" | settle {entry['settle']['us']:.1f}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Registers, spills and shared memory of the GDN kernels, compiled for sm_90 without a GPU.
+
+    python tests/bench/compile_report.py [--nodes 4 8 16] [--window 8 16] [--state fp32 bf16] [--config k=v,...]
+
+Qwen3-Next heads (H 16, HV 32, K = V = 128). Exits with 1 if a default configuration spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
+
+import triton
+from mamba_mtp_kernels.gdn import fold as fold_module
+from mamba_mtp_kernels.gdn import verify as verify_module
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+H, HV, K, V = 16, 32, 128, 128
+STATE_TYPES = {"fp32": "*fp32", "bf16": "*bf16"}
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, SHARED... of the kernel in a cubin, by cuobjdump, and its count of local loads and stores."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run(
+            [TOOLS / "cuobjdump", "-res-usage", file.name], check=True, capture_output=True, text=True
+        ).stdout
+        sass = subprocess.run(
+            [TOOLS / "cuobjdump", "-sass", file.name], check=True, capture_output=True, text=True
+        ).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+    found["spill_ops"] = len(re.findall(r"\b(?:LDL|STL)\b", sass))
+    found["instructions"] = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE))
+    for name in ("HMMA", "SHFL", "BAR", "LDG.E.128"):
+        found[name] = len(re.findall(rf"\b{re.escape(name)}", sass))
+    return found
+
+
+def compiled(
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], num_warps: int, maxnreg: int | None = None
+) -> dict[str, int]:
+    """Compile a jit kernel as the launcher would with these pointer types; all strides and pointers 16-aligned."""
+    signature, attrs = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = pointers.get(name) or ("fp32" if name == "scale" else "i32")
+        if name in pointers or name.startswith("stride"):
+            attrs[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attrs)
+    options = {"num_warps": num_warps, "maxnreg": maxnreg}
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return {**resources(binary.asm["cubin"]), "shared": binary.metadata.shared}
+
+
+WINDOW_POINTERS = {
+    "window_k": "*bf16", "window_v": "*bf16", "window_g": "*fp32", "window_beta": "*fp32", "order": "*i32",
+}  # fmt: skip
+
+
+def verify_reports(
+    nodes: int, window: int, state: str, config: verify_module.VerifyConfig
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Of prepare_kernel and of the verify kernel."""
+    pointers = {
+        **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
+        "checkpoint": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
+        "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
+    }  # fmt: skip
+    prepare, verify = verify_module.constants_for(
+        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window
+    )
+    return (
+        compiled(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
+        compiled(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers),
+    )
+
+
+def fold_report(state: str) -> dict[str, int]:
+    pointers = {
+        **WINDOW_POINTERS, "checkpoint": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32", "dst_slots": "*i32",
+        "rows": "*i32", "counts": "*i32",
+    }  # fmt: skip
+    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V))
+    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.NUM_WARPS)
+
+
+def show(name: str, report: dict[str, int]) -> None:
+    print(f"{name:64s} " + " ".join(f"{key}={value}" for key, value in report.items()), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--window", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--state", nargs="+", default=["fp32", "bf16"], choices=list(STATE_TYPES))
+    parser.add_argument("--config", nargs="*", default=[], help="field=value of VerifyConfig, changed from the default")
+    args = parser.parse_args()
+    changes = {key: int(value) for key, value in (item.split("=") for item in args.config)}
+    spilled = 0
+    for state in args.state:
+        for nodes in args.nodes:
+            for window in args.window:
+                config = replace(verify_module.default_config(nodes=nodes, values=V, exact=False), **changes)
+                for part, report in zip(
+                    ("prepare", "verify"), verify_reports(nodes, window, state, config), strict=True
+                ):
+                    spilled += report["spill_ops"]
+                    show(f"{part} N={nodes} W={window} state={state} {changes}", report)
+        report = fold_report(state)
+        spilled += report["spill_ops"]
+        show(f"fold state={state}", report)
+    return int(spilled > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

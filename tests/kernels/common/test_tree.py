@@ -1,0 +1,100 @@
+"""build_tree: parents and ancestor masks from SGLang's links, in the kernel and in the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mamba_mtp_kernels.common import ops_for
+from mamba_mtp_kernels.common.reference import build_tree_reference
+from mamba_mtp_kernels.common.tree import build_tree
+
+from ..helpers import ancestors_of, chain_parents, random_tree_parents, tree_links
+
+BUILDERS = [pytest.param(build_tree, id="kernel"), pytest.param(build_tree_reference, id="reference")]
+POISON = 77
+
+
+def run(builder, device, *, batch, nodes, links=None, rows=None):
+    rows = rows or batch
+    parents = torch.full((rows, nodes), POISON, dtype=torch.int32, device=device)
+    ancestors = torch.full((rows, nodes), POISON, dtype=torch.int64, device=device)
+    next_token, next_sibling = (None, None) if links is None else (link.to(device) for link in links)
+    builder(parents, ancestors, retrieve_next_token=next_token, retrieve_next_sibling=next_sibling, batch=batch)
+    return parents.cpu(), ancestors.cpu()
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 13, 16, 32, 64])
+def test_chain_without_links(builder, nodes, device):
+    parents, ancestors = run(builder, device, batch=2, nodes=nodes, rows=3)
+    expected = chain_parents(2, nodes)
+    assert torch.equal(parents[:2], expected)
+    assert torch.equal(ancestors[:2], ancestors_of(expected))
+    assert (parents[2] == POISON).all() and (ancestors[2] == POISON).all(), "row beyond the batch written"
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 8, 16, 32, 64])
+def test_tree_from_links(builder, dtype, nodes, device):
+    generator = torch.Generator().manual_seed(nodes)
+    expected = random_tree_parents(3, nodes, generator)
+    expected[0] = chain_parents(1, nodes)[0]
+    links = [link.to(dtype) for link in tree_links(expected)]
+    parents, ancestors = run(builder, device, batch=3, nodes=nodes, links=links)
+    assert torch.equal(parents, expected)
+    assert torch.equal(ancestors, ancestors_of(expected))
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_row_stride(builder, device):
+    generator = torch.Generator().manual_seed(1)
+    expected = random_tree_parents(3, 6, generator)
+    wide = [torch.full((4, 11), -9, dtype=torch.int64) for _ in range(2)]
+    for buffer, link in zip(wide, tree_links(expected), strict=True):
+        buffer[:3, :6] = link
+    parents, _ = run(builder, device, batch=3, nodes=6, links=[buffer[:, :6] for buffer in wide])
+    assert torch.equal(parents, expected)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_garbage_links_give_some_tree(builder, device):
+    """Stale rows must neither crash nor give anything but a topologically ordered tree."""
+    generator = torch.Generator().manual_seed(2)
+    links = [torch.randint(-5, 14, (12, 9), generator=generator) for _ in range(2)]
+    links[0][0], links[1][0] = 2**31 - 1, -(2**31)
+    parents, ancestors = run(builder, device, batch=12, nodes=9, links=links)
+    assert (parents[:, 0] == -1).all()
+    assert (parents[:, 1:] >= 0).all() and (parents[:, 1:] < torch.arange(1, 9)).all()
+    assert torch.equal(ancestors, ancestors_of(parents))
+    reference, _ = run(build_tree_reference, torch.device("cpu"), batch=12, nodes=9, links=links)
+    assert torch.equal(parents, reference)
+
+
+def test_unlinked_nodes_hang_on_the_root(device):
+    links = [torch.full((1, 4), -1) for _ in range(2)]
+    links[0][0, 0] = 1
+    parents, _ = run(build_tree, device, batch=1, nodes=4, links=links)
+    assert parents.tolist() == [[-1, 0, 0, 0]]
+
+
+def test_errors_name_the_argument(device):
+    parents = torch.zeros(2, 4, dtype=torch.int32, device=device)
+    ancestors = torch.zeros(2, 4, dtype=torch.int64, device=device)
+    none = {"retrieve_next_token": None, "retrieve_next_sibling": None}
+    with pytest.raises(ValueError, match="batch 3"):
+        build_tree(parents, ancestors, batch=3, **none)
+    with pytest.raises(TypeError, match=r"parents: dtype torch\.int64"):
+        build_tree(parents.long(), ancestors, batch=2, **none)
+    with pytest.raises(ValueError, match="together"):
+        build_tree(parents, ancestors, batch=2, retrieve_next_token=parents, retrieve_next_sibling=None)
+    with pytest.raises(ValueError, match="65 nodes"):
+        wide = torch.zeros(1, 65, dtype=torch.int32, device=device)
+        build_tree(wide, wide.long(), batch=1, **none)
+
+
+def test_ops_for():
+    assert ops_for("cpu").build_tree is build_tree_reference
+    assert ops_for("cuda").build_tree is build_tree
+    with pytest.raises(ValueError, match="xpu"):
+        ops_for("xpu")

@@ -1,0 +1,105 @@
+"""gdn_fold against the float64 recurrence: settle, snapshot, copy, skip."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mamba_mtp_kernels.gdn.reference import gdn_fold_reference
+
+from ..helpers import assert_close, assert_same_bits
+from .case import WINDOWS, make_case
+from .checks import FLOAT32_LIMIT, implementation, positions_in_storage, storage_of
+
+BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
+
+
+def layered(x: torch.Tensor, layers: int, gap: int) -> torch.Tensor:
+    """`layers` different copies of x, each `gap` NaN elements after the last."""
+    inner = x.numel()
+    flat = torch.full((layers, inner + gap), float("nan"), dtype=x.dtype, device=x.device)
+    view = flat[:, :inner].view(layers, *x.shape)
+    for layer in range(layers):
+        view[layer] = x.roll(layer, -1) if x.shape[-1] > 1 else x
+    return view
+
+
+@BOTH
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (40, 24)])
+def test_fold(
+    which: str, K: int, V: int, state_dtype: torch.dtype, index_dtype: torch.dtype, device: torch.device
+) -> None:
+    """One batch with every kind of row: settle, snapshot elsewhere, plain copy, nothing to do, padding."""
+    case = make_case(
+        batch=8, nodes=3, H=1, HV=2, K=K, V=V, fold_threshold=5, pending=[5, 8, 1, 3, 0, 0, 4, 6],
+        state_dtype=state_dtype, index_dtype=index_dtype, device=device,
+    )  # fmt: skip
+    books = case.books
+    slots = books.slots.cpu()
+    counts = books.pending.cpu()[slots.long()].clone()
+    src, dst, rows = slots.clone(), slots.clone(), books.rows.cpu().clone()
+    # NaN lies in the spare slots, so each snapshot must write its destination whole
+    spare = [s for s in range(1, books.pending.shape[0]) if s not in slots.tolist()]
+    dst[2], dst[3], dst[4] = spare[0], spare[1], spare[2]
+    counts[3] = 2  # a snapshot inside the pending run
+    rows[4] = -1_000_000  # a plain copy reads no window
+    src[6], dst[7] = 0, -1
+    written = [0, 1, 2, 3, 4]
+    pool = layered(case.tensors["checkpoint"], 2, 8)
+    windows = {name: layered(case.tensors[name], 2, 16) for name in WINDOWS}
+    integers = {
+        "order": books.order,
+        "src_slots": src.to(device),
+        "dst_slots": dst.to(device),
+        "rows": rows.to(device),
+        "counts": counts.to(device=device, dtype=index_dtype),
+    }
+    exact = pool.double()
+    gdn_fold_reference(exact, **{n: w.double() for n, w in windows.items()}, **integers, compute_dtype=torch.float64)
+    old = storage_of(pool).clone()
+    old_windows = {name: storage_of(window).clone() for name, window in windows.items()}
+    implementation(which, device)[1](pool, **windows, **integers)
+
+    targets = dst[written].long()
+    # bf16: half a unit in the last place of rounding, a whole one where the interpreter truncates
+    slack = 0.0 if state_dtype == torch.float32 else (0.4 if pool.is_cuda else 0.8) * torch.finfo(state_dtype).eps
+    for layer in range(2):
+        assert_close("state", pool[layer].cpu()[targets], exact[layer].cpu()[targets], FLOAT32_LIMIT + slack)
+        assert_same_bits("copy", pool[layer][dst[4]], pool[layer][src[4]])
+    layers = torch.arange(2)[:, None].expand(2, len(written))
+    rest = torch.ones(old.shape, dtype=torch.bool)
+    rest[positions_in_storage(pool, (layers, targets.expand(2, -1)))] = False
+    assert_same_bits("checkpoint, slots that are no destination", storage_of(pool)[rest], old[rest])
+    for name, window in windows.items():
+        assert_same_bits(name, storage_of(window), old_windows[name])
+
+
+@BOTH
+def test_fold_in_two_halves_is_fold(which: str, device: torch.device) -> None:
+    """A snapshot of a prefix, then the rest on top of it, is the whole fold bit for bit (float32 state)."""
+    fold = implementation(which, device)[1]
+    case = make_case(batch=1, nodes=4, H=1, HV=2, pending=[8], device=device)
+    windows = {name: case.tensors[name][None] for name in WINDOWS}
+    row, slot = int(case.books.rows[0]), case.books.slots
+    pools = []
+    for cut in (0, 3):
+        pool, order = case.tensors["checkpoint"].clone()[None], case.books.order.clone()
+        for start, stop in ((0, cut), (cut, 8)):
+            order[row] = case.books.order[row].roll(-start)
+            counts = torch.tensor([stop - start], dtype=torch.int32, device=device)
+            fold(pool, **windows, order=order, src_slots=slot, dst_slots=slot, rows=case.books.rows, counts=counts)
+        pools.append(pool)
+    assert_same_bits("checkpoint", pools[1], pools[0])
+
+
+def test_rejected_arguments(device: torch.device) -> None:
+    case = make_case(batch=1, device=device)
+    windows = {name: case.tensors[name][None] for name in WINDOWS}
+    slot = case.books.slots
+    integers = {"order": case.books.order, "src_slots": slot, "dst_slots": slot, "rows": slot, "counts": slot}
+    fold = implementation("triton", device)[1]
+    with pytest.raises(ValueError, match="window_k"):
+        fold(case.tensors["checkpoint"][None], **{**windows, "window_k": windows["window_k"][..., :3]}, **integers)
+    with pytest.raises(TypeError, match="counts"):
+        fold(case.tensors["checkpoint"][None], **windows, **{**integers, "counts": slot.float()})

@@ -1,0 +1,178 @@
+"""Shared by the kernel tests: error measures, draft trees, and the replay mode's bookkeeping filled at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖actual - expected‖ / ‖expected‖ in float64; infinite where anything is not finite, 0/0 is 0."""
+    actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
+    if actual.shape != expected.shape or not bool(torch.isfinite(actual).all()):
+        return math.inf
+    error, norm = (actual - expected).norm().item(), expected.norm().item()
+    if error == 0:
+        return 0.0
+    return error / norm if norm > 0 else math.inf
+
+
+def assert_close(name: str, actual: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
+    """Fail with the figure unless rms_ratio(actual, expected) <= limit."""
+    ratio = rms_ratio(actual, expected)
+    assert ratio <= limit, f"{name}: RMS error ratio {ratio:.3e} over the limit {limit:.1e}"
+
+
+def assert_same_bits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Fail unless both hold the same bytes: NaN equals the same NaN, and -0.0 is not 0.0."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype, (actual.shape, expected.shape)
+    got, want = (t.detach().cpu().contiguous().view(torch.uint8) for t in (actual, expected))
+    changed = int((got != want).sum())
+    assert changed == 0, f"{name}: {changed} of {got.numel()} bytes differ"
+
+
+def chain_parents(batch: int, nodes: int) -> torch.Tensor:
+    """parents [batch, nodes] int32 of chains."""
+    return torch.arange(-1, nodes - 1, dtype=torch.int32).expand(batch, nodes).clone()
+
+
+def random_tree_parents(batch: int, nodes: int, generator: torch.Generator) -> torch.Tensor:
+    """parents [batch, nodes] int32 of random trees, nodes in topological order, root = node 0."""
+    parents = torch.full((batch, nodes), -1, dtype=torch.int32)
+    for node in range(1, nodes):
+        parents[:, node] = torch.randint(0, node, (batch,), generator=generator, dtype=torch.int32)
+    return parents
+
+
+def ancestors_of(parents: torch.Tensor) -> torch.Tensor:
+    """Strict-ancestor masks [B, N] int64 of the trees in parents [B, N]."""
+    masks = torch.zeros(parents.shape, dtype=torch.int64)
+    for row, tree in enumerate(parents.tolist()):
+        for node, parent in enumerate(tree):
+            if parent >= 0:
+                masks[row, node] = masks[row, parent] | (1 << parent)
+    return masks
+
+
+def path_to(parents: list[int], node: int) -> list[int]:
+    """Nodes from the root to `node`, both included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    return path[::-1]
+
+
+def gap_between_slots(pool: torch.Tensor, gap: int, fill: float = math.nan) -> torch.Tensor:
+    """A copy of pool [S, ...] whose slots lie `gap` elements further apart; the gaps hold `fill`."""
+    inner = pool[0].numel()
+    flat = torch.full((pool.shape[0], inner + gap), fill, dtype=pool.dtype, device=pool.device)
+    view = flat[:, :inner].view(pool.shape)
+    view.copy_(pool)
+    return view
+
+
+@dataclass
+class Bookkeeping:
+    """The pool's integers for one batch (shapes: the design's section on bookkeeping). Padding rows have slot <= 0."""
+
+    slots: torch.Tensor
+    rows: torch.Tensor
+    pending: torch.Tensor
+    window_row: torch.Tensor
+    order: torch.Tensor
+    parents: torch.Tensor
+    ancestors: torch.Tensor
+    fold_threshold: int
+
+    @property
+    def batch(self) -> int:
+        return self.slots.shape[0]
+
+    @property
+    def nodes(self) -> int:
+        return self.parents.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.order.shape[1]
+
+    def to(self, device: torch.device | str) -> Bookkeeping:
+        return self._map(lambda tensor: tensor.to(device))
+
+    def clone(self) -> Bookkeeping:
+        return self._map(torch.Tensor.clone)
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Bookkeeping:
+        fields = vars(self).items()
+        return Bookkeeping(**{name: change(x) if isinstance(x, torch.Tensor) else x for name, x in fields})
+
+    def pending_of(self, row: int) -> int:
+        """Pending tokens of batch row `row`; 0 for a padding row."""
+        slot = int(self.slots[row])
+        return int(self.pending[slot]) if slot > 0 else 0
+
+    def free_entries(self) -> torch.Tensor:
+        """bool [R, C]: window positions that hold no pending token of any row of this batch."""
+        free = torch.ones(self.order.shape, dtype=torch.bool)
+        for b in range(self.batch):
+            if self.slots[b] > 0:
+                row = int(self.rows[b])
+                free[row, self.order[row, : self.pending_of(b)].long().cpu()] = False
+        return free
+
+
+def random_bookkeeping(
+    *,
+    parents: torch.Tensor,
+    pending: list[int],
+    fold_threshold: int,
+    generator: torch.Generator,
+    padding: tuple[int, ...] = (),
+    spare: int = 3,
+    index_dtype: torch.dtype = torch.int32,
+) -> Bookkeeping:
+    """Distinct random slots and rows, permuted window orders, and these pending counts.
+
+    parents [B, N]; pending holds B counts (each at most fold_threshold + N); batch rows listed in `padding` get slot
+    0 and -1 in turn and a row index that must not be read. `spare` slots and rows belong to nobody in the batch and
+    carry garbage counts.
+    """
+    batch, nodes = parents.shape
+    capacity = fold_threshold + 2 * nodes
+    assert len(pending) == batch and max(pending) <= fold_threshold + nodes
+    slot_count, row_count = batch + spare + 1, batch + spare
+    slots = 1 + torch.randperm(slot_count - 1, generator=generator)[:batch]
+    rows = torch.randperm(row_count, generator=generator)[:batch]
+    order = torch.stack([torch.randperm(capacity, generator=generator) for _ in range(row_count)]).to(torch.int32)
+    counts = torch.full((slot_count,), 1_000_000, dtype=torch.int32)
+    counts[slots] = torch.tensor(pending, dtype=torch.int32)
+    window_row = torch.full((slot_count,), -7, dtype=torch.int32)
+    window_row[slots] = rows.to(torch.int32)
+    for turn, b in enumerate(padding):
+        counts[slots[b]] = 1_000_000
+        slots[b] = 0 if turn % 2 == 0 else -1
+        rows[b] = -1_000_000
+    return Bookkeeping(
+        slots=slots.to(index_dtype),
+        rows=rows.to(index_dtype),
+        pending=counts,
+        window_row=window_row,
+        order=order,
+        parents=parents,
+        ancestors=ancestors_of(parents),
+        fold_threshold=fold_threshold,
+    )
+
+
+def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """retrieve_next_token and retrieve_next_sibling [B, N] int64 of the trees, as SGLang's tree builder fills them."""
+    next_token, next_sibling = (torch.full(parents.shape, -1, dtype=torch.int64) for _ in range(2))
+    for row, tree in enumerate(parents.tolist()):
+        for node in range(len(tree) - 1, 0, -1):
+            next_sibling[row, node] = next_token[row, tree[node]]
+            next_token[row, tree[node]] = node
+    return next_token, next_sibling

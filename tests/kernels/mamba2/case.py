@@ -1,0 +1,198 @@
+"""One random Mamba2 verify: inputs, pools with NaN wherever nothing may be read, and bookkeeping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from mamba_mtp_kernels.mamba2.arguments import per_head
+from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference
+
+from ..helpers import (
+    Bookkeeping,
+    assert_same_bits,
+    chain_parents,
+    gap_between_slots,
+    random_bookkeeping,
+    random_tree_parents,
+)
+
+WINDOWS = ("window_x", "window_B", "window_dt")
+
+
+@dataclass
+class Case:
+    """Arguments of one mamba2_verify. `tensors` holds every tensor but the bookkeeping, by argument name."""
+
+    books: Bookkeeping
+    tensors: dict[str, torch.Tensor | None]
+    dt_softplus: bool = True
+    dt_limits: tuple[float, float] | None = None
+
+    def arguments(self) -> dict[str, object]:
+        books = self.books
+        return {
+            **self.tensors,
+            "dt_softplus": self.dt_softplus,
+            "dt_limits": self.dt_limits,
+            "slots": books.slots,
+            "rows": books.rows,
+            "pending": books.pending,
+            "order": books.order,
+            "ancestors": books.ancestors,
+            "fold_threshold": books.fold_threshold,
+        }
+
+    def run(self, verify: Callable[..., torch.Tensor], **extra: object) -> torch.Tensor:
+        arguments = self.arguments()
+        inputs = [arguments.pop(name) for name in ("x", "dt", "B", "C")]
+        return verify(*inputs, **arguments, **extra)
+
+    def clone(self) -> Case:
+        return replace(
+            self,
+            books=self.books.clone(),
+            tensors={name: None if x is None else _clone(x) for name, x in self.tensors.items()},
+        )
+
+    def to(self, device: torch.device) -> Case:
+        if device.type == "cpu":
+            return self
+        moved = {}
+        for name, x in self.tensors.items():
+            if x is not None:
+                on_device = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+                on_device.copy_(x)
+                moved[name] = on_device
+            else:
+                moved[name] = None
+        return replace(self, books=self.books.to(device), tensors=moved)
+
+    def oracle(self) -> tuple[torch.Tensor, Case]:
+        """(y, the case after it) of the float64 recurrence; a 16-bit checkpoint keeps its own rounding."""
+        copy = self.clone()
+        for name, x in copy.tensors.items():
+            if x is None or (name == "checkpoint" and x.dtype != torch.float32):
+                continue
+            if name in ("A", "D", "dt_bias", "dt"):  # double() would write expanded views out
+                x = per_head(name, x, 2 if name == "dt" else 1)
+            copy.tensors[name] = x.double()
+        return copy.run(mamba2_verify_reference, compute_dtype=torch.float64), copy
+
+    def check_untouched(self, before: Case) -> None:
+        """Nothing changed but appended window entries and the checkpoints of folding slots."""
+        books = before.books
+        for name in ("slots", "rows", "pending", "window_row", "order", "parents", "ancestors"):
+            assert_same_bits(name, getattr(self.books, name), getattr(books, name))
+        for name in ("x", "dt", "B", "C", "A", "D", "dt_bias", "z"):
+            if self.tensors[name] is not None:
+                assert_same_bits(name, self.tensors[name], before.tensors[name])
+        appended = torch.zeros(books.order.shape, dtype=torch.bool)
+        folding = torch.zeros(books.pending.shape[0], dtype=torch.bool)
+        for b in range(books.batch):
+            if books.slots[b] > 0:
+                p, row = books.pending_of(b), int(books.rows[b])
+                appended[row, books.order[row, p : p + books.nodes].long().cpu()] = True
+                folding[int(books.slots[b])] = p > books.fold_threshold
+        for name in WINDOWS:
+            assert_same_bits(name, self.tensors[name].cpu()[~appended], before.tensors[name].cpu()[~appended])
+        after, old = self.tensors["checkpoint"].cpu(), before.tensors["checkpoint"].cpu()
+        assert_same_bits("checkpoint", after[~folding], old[~folding])
+
+    def appended(self) -> dict[str, torch.Tensor]:
+        """The window entries [live rows, N, ...] that this verify wrote."""
+        books = self.books
+        rows, positions = [], []
+        for b in range(books.batch):
+            if books.slots[b] > 0:
+                p, row = books.pending_of(b), int(books.rows[b])
+                rows.append(row)
+                positions.append(books.order[row, p : p + books.nodes].tolist())
+        at = (torch.tensor(rows)[:, None], torch.tensor(positions))
+        return {name: self.tensors[name].cpu()[at] for name in WINDOWS}
+
+
+def _clone(x: torch.Tensor) -> torch.Tensor:
+    storage = x.untyped_storage()
+    flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (storage.nbytes() // x.element_size(),))
+    return flat.clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def make_case(
+    *,
+    batch: int = 3,
+    nodes: int = 4,
+    tree: bool = False,
+    nheads: int = 4,
+    headdim: int = 12,
+    ngroups: int = 2,
+    dstate: int = 16,
+    fold_threshold: int = 6,
+    pending: list[int] | None = None,
+    padding: tuple[int, ...] = (),
+    dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype = torch.float32,
+    index_dtype: torch.dtype = torch.int32,
+    expanded: bool = False,
+    strided: bool = False,
+    decay: float = 1.0,
+    with_z: bool = False,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Case:
+    """Unit-scale inputs. Free window entries, slots outside the batch and the gaps of strided pools hold NaN.
+
+    `decay` scales A; `expanded` hands A, D, dt_bias and dt as SGLang's stride-0 views.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    parents = random_tree_parents(batch, nodes, generator) if tree else chain_parents(batch, nodes)
+    if pending is None:
+        pending = torch.randint(0, fold_threshold + nodes + 1, (batch,), generator=generator).tolist()
+    books = random_bookkeeping(
+        parents=parents,
+        pending=pending,
+        fold_threshold=fold_threshold,
+        generator=generator,
+        padding=padding,
+        index_dtype=index_dtype,
+    )
+    tokens, (rows, capacity), slots = batch * nodes, books.order.shape, books.pending.shape[0]
+    inner, width = nheads * headdim, ngroups * dstate
+    # x | B | C side by side, as the conv kernel leaves them
+    x, B, C = randn(tokens, inner + 2 * width).to(dtype).split([inner, width, width], dim=1)
+    tensors: dict[str, torch.Tensor | None] = {
+        "x": x.unflatten(1, (nheads, headdim)),
+        "B": B.unflatten(1, (ngroups, dstate)),
+        "C": C.unflatten(1, (ngroups, dstate)),
+        "dt": randn(tokens, nheads + 3).to(dtype)[:, :nheads],
+        "A": -decay * (0.1 + torch.rand(nheads, generator=generator)),
+        "D": randn(nheads),
+        "dt_bias": randn(nheads),
+        "z": randn(tokens, nheads, headdim).to(dtype) if with_z else None,
+        "window_x": randn(rows, capacity, nheads, headdim).to(dtype),
+        "window_B": randn(rows, capacity, ngroups, dstate).to(dtype),
+        "window_dt": torch.nn.functional.softplus(randn(rows, capacity, nheads)),
+    }
+    if expanded:
+        tensors["dt"] = tensors["dt"][:, :, None].expand(-1, -1, headdim)
+        tensors["A"] = tensors["A"][:, None, None].expand(-1, headdim, dstate)
+        for name in ("D", "dt_bias"):
+            tensors[name] = tensors[name][:, None].expand(-1, headdim)
+    free = books.free_entries()
+    for name in WINDOWS:
+        tensors[name][free] = math.nan
+    checkpoint = randn(slots, nheads, headdim, dstate)
+    unused = torch.ones(slots, dtype=torch.bool)
+    unused[books.slots[books.slots > 0].long()] = False
+    checkpoint[unused] = math.nan
+    tensors["checkpoint"] = checkpoint.to(state_dtype)
+    if strided:
+        for name in ("checkpoint", *WINDOWS):
+            tensors[name] = gap_between_slots(tensors[name], 48)
+    return Case(books, tensors).to(torch.device(device))

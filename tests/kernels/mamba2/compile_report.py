@@ -1,0 +1,188 @@
+"""Registers, spills and shared memory of the common, conv1d and mamba2 kernels, compiled for sm_90 without a GPU.
+
+    python -m tests.kernels.mamba2.compile_report [WORD ...]     # only lines that contain every word
+
+Default launch shapes at real sizes. Exits with 1 if one of them spills.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
+
+import triton
+from mamba_mtp_kernels.common import commit as common_commit
+from mamba_mtp_kernels.common import tree as common_tree
+from mamba_mtp_kernels.conv1d import commit as conv_commit
+from mamba_mtp_kernels.conv1d import verify as conv_verify
+from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
+from mamba_mtp_kernels.mamba2 import verify as mamba2_verify
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+
+
+def resources(
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+) -> dict[str, int]:
+    """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
+    signature: dict[str, str] = {}
+    attributes = {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in ("dt_low", "dt_high"):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "*" + pointers[name] if name in pointers else "i32"
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps, "num_stages": stages},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(compiled.asm["ptx"])
+        command = [PTXAS, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return {
+        "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
+        "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+        "shared": compiled.metadata.shared,
+    }
+
+
+def mamba2(
+    heads: int, headdim: int, dstate: int, groups: int, nodes: int, window: int, state: str, model: str, batch: int
+) -> dict[str, int]:
+    tiling = mamba2_verify.default_tiling(headdim, dstate, nodes, batch, heads)
+    block = triton.next_power_of_2(nodes)
+    constants = {
+        "z": None,
+        "N": nodes,
+        "CAPACITY": window + 2 * nodes,
+        "HEADS_PER_GROUP": heads // groups,
+        "HEADDIM": headdim,
+        "DSTATE": dstate,
+        "HAS_D": True,
+        "HAS_BIAS": True,
+        "HAS_Z": False,
+        "SOFTPLUS": True,
+        "LIMITS": False,
+        "INPUTS_EXACT": model != "fp32",
+        "STATE_EXACT": state != "fp32",
+        "NATIVE": True,
+        "BLOCK_I": max(8, block),
+        "BLOCK_J": max(16, block),
+        "BLOCK_W": max(16, triton.next_power_of_2(window)) if window else 0,
+        "BLOCK_P": tiling.block_p,
+        "BLOCK_S": triton.next_power_of_2(dstate),
+        "BLOCKS": tiling.blocks_per_program,
+        **dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1),
+    }
+    pointers = dict.fromkeys(("x", "dt", "B", "C", "y", "window_x", "window_B"), model)
+    pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
+    pointers |= dict.fromkeys(("slots", "rows", "pending", "order"), "i32")
+    pointers |= {"checkpoint": state, "ancestors": "i64"}
+    kernel = mamba2_verify._mamba2_verify_kernel
+    return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
+
+
+def fold(heads: int, headdim: int, dstate: int, groups: int, state: str) -> dict[str, int]:
+    constants = {
+        "CAPACITY": 32,
+        "NHEADS": heads,
+        "HEADS_PER_GROUP": heads // groups,
+        "HEADDIM": headdim,
+        "DSTATE": dstate,
+        "BLOCK_P": mamba2_fold.BLOCK_P,
+        "BLOCK_S": triton.next_power_of_2(dstate),
+    }
+    pointers = dict.fromkeys(("order", "src_slots", "dst_slots", "rows", "counts"), "i32")
+    pointers |= {"checkpoint": state, "window_x": "bf16", "window_B": "bf16", "window_dt": "fp32", "A": "fp32"}
+    return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, mamba2_fold.num_warps(dstate), 2)
+
+
+def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
+    constants = {"DIM": dim, "N": nodes, "K": width, "NODES": per_program, "BLOCK_D": 256}
+    constants |= {"HAS_BIAS": True, "SILU": True, "stride_tok": 1}
+    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "conv_inputs"), "bf16")
+    pointers |= dict.fromkeys(("slots", "rows", "parents"), "i32")
+    return resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
+
+
+def conv_window(dim: int, width: int, nodes: int) -> dict[str, int]:
+    constants = {"DIM": dim, "N": nodes, "K": width, "BLOCK_D": 256, "BLOCK_W": 4, "HAS_TRACK": True, "stride_tok": 1}
+    pointers = dict.fromkeys(("conv_states", "conv_inputs"), "bf16")
+    pointers |= dict.fromkeys(("slots", "rows", "last_correct", "parents", "steps_to_track", "track_slots"), "i32")
+    return resources(conv_commit._commit_conv_kernel, pointers, constants, 4, 2)
+
+
+def tree(nodes: int) -> dict[str, int]:
+    constants = {"N": nodes, "BLOCK_N": nodes, "HAS_LINKS": True}
+    pointers = {"parents": "i32", "ancestors": "i64", "next_token": "i64", "next_sibling": "i64"}
+    return resources(common_tree._build_tree_kernel, pointers, constants, 1, 2)
+
+
+def commit(nodes: int, capacity: int) -> dict[str, int]:
+    constants = {"C": capacity, "N": nodes, "BLOCK_C": capacity, "BLOCK_N": nodes, "HAS_TRACK": True}
+    names = (
+        "pending",
+        "window_row",
+        "order",
+        "slots",
+        "rows",
+        "last_correct",
+        "steps_to_track",
+        "parents",
+        "track_count",
+    )
+    return resources(common_commit._commit_window_kernel, dict.fromkeys(names, "i32"), constants, 1, 2)
+
+
+def cases() -> dict[str, tuple]:
+    nemotron, small, wide = (128, 80, 128, 8), (64, 64, 128, 8), (48, 64, 256, 1)
+    found: dict[str, tuple] = {}
+    for name, heads in (
+        ("128x80x128", nemotron),
+        ("64x64x128", small),
+        ("48x64x256", wide),
+        ("96x128x128", (96, 128, 128, 8)),
+    ):
+        for nodes, window in ((4, 16), (8, 16), (8, 0), (8, 32), (16, 16), (32, 32)):
+            for state, model in (("fp32", "bf16"), ("bf16", "bf16")):
+                for batch in (64, 1):
+                    key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
+                    found[key] = (mamba2, *heads, nodes, window, state, model, batch)
+        found[f"mamba2_fold {name} fp32 state"] = (fold, *heads, "fp32")
+        found[f"mamba2_fold {name} bf16 state"] = (fold, *heads, "bf16")
+    for nodes, per_program in ((4, 4), (8, 4), (8, 1), (16, 4)):
+        found[f"conv1d_verify 8192 K=4 N={nodes} {per_program} a program"] = (conv, 8192, 4, nodes, per_program)
+    found["commit_conv 8192 K=4 N=8"] = (conv_window, 8192, 4, 8)
+    found["build_tree N=8"] = (tree, 8)
+    found["build_tree N=64"] = (tree, 64)
+    found["commit_window N=8"] = (commit, 8, 32)
+    return found
+
+
+def main() -> None:
+    spilled = 0
+    for label, (report, *arguments) in cases().items():
+        if all(word in label for word in sys.argv[1:]):
+            used = report(*arguments)
+            spilled += used["spilled"] > 0
+            print(f"{label:88s} " + " ".join(f"{name} {value}" for name, value in used.items()), flush=True)
+    sys.exit(1 if spilled else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Many steps of verify, commit, snapshot and settle against the plain recurrence of the accepted tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mamba_mtp_kernels.common.commit import commit_window
+from mamba_mtp_kernels.common.reference import build_tree_reference, commit_window_reference
+from mamba_mtp_kernels.mamba2.fold import mamba2_fold
+from mamba_mtp_kernels.mamba2.reference import final_dt, mamba2_fold_reference, mamba2_verify_reference
+from mamba_mtp_kernels.mamba2.verify import mamba2_verify
+
+from ..helpers import assert_close, path_to, random_tree_parents, tree_links
+
+KERNELS = (mamba2_verify, commit_window, mamba2_fold)
+REFERENCES = (mamba2_verify_reference, commit_window_reference, mamba2_fold_reference)
+
+
+def run_steps(
+    ops, device, *, steps, nodes, window, batch=2, nheads=2, headdim=4, dstate=16, tree=True, every=1, seed=0
+):
+    """Drive `steps` commits; returns nothing, asserts at each step.
+
+    Slots 1..batch are the requests', the next `batch` the tracked ones. Outputs, tracked states and (every `every`
+    steps, settled into spare slots) states are compared with float64.
+    """
+    verify, commit, fold = ops
+    generator = torch.Generator().manual_seed(seed)
+    capacity = window + 2 * nodes
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    def zeros(*shape, dtype=torch.float32):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    A = (-0.02 - torch.rand(1, nheads, generator=generator) * 0.5).to(device)
+    dt_bias, D = randn(nheads).to(device), randn(nheads).to(device)
+    checkpoint = zeros(1, 3 * batch + 1, nheads, headdim, dstate)
+    checkpoint[:, 1 : batch + 1] = randn(batch, nheads, headdim, dstate).to(device)
+    exact = checkpoint[0, 1 : batch + 1].double().cpu()
+    windows = {
+        "window_x": torch.full((1, batch, capacity, nheads, headdim), float("nan"), device=device),
+        "window_B": torch.full((1, batch, capacity, 1, dstate), float("nan"), device=device),
+        "window_dt": torch.full((1, batch, capacity, nheads), float("nan"), device=device),
+    }
+    order = torch.arange(capacity, dtype=torch.int32, device=device).repeat(batch, 1)
+    pending, window_row = zeros(3 * batch + 1, dtype=torch.int32), zeros(3 * batch + 1, dtype=torch.int32)
+    slots = torch.arange(1, batch + 1, dtype=torch.int32, device=device)
+    rows = torch.arange(batch - 1, -1, -1, dtype=torch.int32, device=device)
+    track_count = zeros(batch, dtype=torch.int32)
+
+    def fold_into(target, counts):
+        fold(checkpoint, **windows, A=A, order=order, src_slots=slots, dst_slots=target, rows=rows, counts=counts)
+
+    folds = 0
+    for step in range(steps):
+        parents_cpu = random_tree_parents(batch, nodes, generator)
+        if not tree:
+            parents_cpu[:] = torch.arange(-1, nodes - 1)
+        parents, ancestors = parents_cpu.clone(), torch.zeros(batch, nodes, dtype=torch.int64)
+        links = tree_links(parents_cpu)
+        build_tree_reference(
+            parents, ancestors, retrieve_next_token=links[0], retrieve_next_sibling=links[1], batch=batch
+        )
+        parents, ancestors = parents.to(device), ancestors.to(device)
+        x, dt = randn(batch * nodes, nheads, headdim), randn(batch * nodes, nheads)
+        B, C = randn(batch * nodes, 1, dstate), randn(batch * nodes, 1, dstate)
+        folds += int((pending[slots.long()] > window).sum())
+        y = verify(
+            x.to(device),
+            dt.to(device),
+            B.to(device),
+            C.to(device),
+            A=A[0],
+            D=D,
+            dt_bias=dt_bias,
+            dt_softplus=True,
+            dt_limits=None,
+            z=None,
+            checkpoint=checkpoint[0],
+            slots=slots,
+            rows=rows,
+            pending=pending,
+            order=order,
+            **{name: tensor[0] for name, tensor in windows.items()},
+            ancestors=ancestors,
+            fold_threshold=window,
+        )
+
+        # float64, along each row's tree
+        steps64 = final_dt(dt, dt_bias.cpu(), True, None, torch.float64)
+        decay = torch.exp(A[0].double().cpu() * steps64)
+        states = torch.zeros(batch, nodes, nheads, headdim, dstate, dtype=torch.float64)
+        for b in range(batch):
+            for node in range(nodes):
+                token = b * nodes + node
+                parent = int(parents_cpu[b, node])
+                above = exact[b] if parent < 0 else states[b, parent]
+                outer = x[token].double()[:, :, None] * B[token].double()[:, None, :]
+                states[b, node] = above * decay[token][:, None, None] + outer * steps64[token][:, None, None]
+        expected = (states * C.double().view(batch, nodes, 1, 1, dstate)).sum(-1).view(y.shape)
+        expected += D.double().cpu()[:, None] * x.double()
+        assert_close(f"y at step {step}", y, expected, 1e-6)
+
+        last = torch.randint(0, nodes, (batch,), generator=generator)
+        paths = [path_to(parents_cpu[b].tolist(), int(last[b])) for b in range(batch)]
+        track = torch.tensor([path[step % len(path)] for path in paths])
+        track[step % batch] = -1
+        commit(
+            pending=pending,
+            window_row=window_row,
+            order=order,
+            slots=slots,
+            rows=rows,
+            last_correct=last.to(device),
+            steps_to_track=track.to(device),
+            parents=parents,
+            fold_threshold=window,
+            track_count=track_count,
+        )
+        exact = states[torch.arange(batch), last]
+        if step % every == every - 1:
+            fold_into(torch.where(track.to(device) >= 0, slots + batch, -1).int(), track_count)
+            for b in range(batch):
+                if track[b] >= 0:
+                    tracked = checkpoint[0, batch + 1 + b]
+                    assert_close(f"tracked at step {step}", tracked, states[b, int(track[b])], 1e-6)
+            fold_into(slots + 2 * batch, pending[slots.long()])
+            assert_close(f"state at step {step}", checkpoint[0, 2 * batch + 1 :], exact, 1e-6)
+    assert folds > 0 or steps * nodes < window, "the run never folded"
+
+
+@pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
+@pytest.mark.parametrize(("nodes", "window"), [(3, 4), (1, 2), (4, 0), (5, 9)])
+def test_steps(ops, nodes, window, device):
+    run_steps(ops, device, steps=9, nodes=nodes, window=window, batch=2)
+
+
+def test_chain_4096_commits_do_not_drift(device):
+    """As exact after 4096 commits as after one: the limit inside is the one-step limit."""
+    ops = KERNELS if device.type == "cuda" else REFERENCES
+    run_steps(ops, device, steps=4096, nodes=2, window=6, batch=1, nheads=1, tree=False, every=256)
+
+
+@pytest.mark.gpu
+def test_tree_4096_commits_at_model_heads(device):
+    run_steps(KERNELS, device, steps=512, nodes=8, window=16, batch=2, nheads=4, headdim=80, dstate=128, every=32)
+    run_steps(KERNELS, device, steps=4096, nodes=4, window=8, batch=2, nheads=2, headdim=16, dstate=16, every=128)
