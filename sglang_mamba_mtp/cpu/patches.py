@@ -1,0 +1,232 @@
+"""Edges of SGLang's code that assume a CUDA device, and what stands there on a CPU. One table: `PATCHES`.
+
+A patch is applied when its module is imported (at once if it is), so nothing is imported for its sake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sglang_mamba_mtp.cpu import commit_ops, conv1d_ops, mamba2_ops, speculative_ops
+from sglang_mamba_mtp.cpu.hooking import rebind, when_imported
+
+
+@dataclass(frozen=True)
+class Patch:
+    """`make(current value)` gives the replacement of `module.attribute` (dots reach into classes)."""
+
+    module: str
+    attribute: str
+    make: Callable[[Any], Any]
+    reason: str
+    optional: bool = False
+    """The name exists in one of the supported versions only."""
+    create: bool = False
+    """The name is missing on a CPU and has to be made."""
+
+    @property
+    def target(self) -> str:
+        return f"{self.module}.{self.attribute}"
+
+
+class HostTorch(ModuleType):
+    """`torch` for one module: no pinned memory, and a tensor asked for on "cuda" is made on the CPU."""
+
+    FACTORIES = frozenset({"zeros", "ones", "empty", "full", "tensor", "arange", "empty_like", "zeros_like"})
+
+    def __init__(self) -> None:
+        super().__init__("torch", "torch without pinned memory and CUDA")
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(torch, name)
+        if name in self.FACTORIES:
+            value = _on_host(value)
+        setattr(self, name, value)
+        return value
+
+
+def _on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)
+        if str(kwargs.get("device", "cpu")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def _value(new: Any) -> Callable[[Any], Any]:
+    return lambda _current: new
+
+
+def _host_torch(_current: Any) -> HostTorch:
+    return HostTorch()
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """Stands for a wait or a set-up step of a device that is not there."""
+
+
+def _fused_gate_sigmoid_mul_add(
+    hidden_states: torch.Tensor, gate_weight: torch.Tensor, shared_output: torch.Tensor, final: torch.Tensor
+) -> None:
+    """`final += sigmoid(hidden . gate) * shared`, in place; hidden, shared, final `[T, D]`, gate `[D]` or `[1, D]`."""
+    gate = (hidden_states.float() @ gate_weight.float().view(-1, 1)).sigmoid()
+    final += (gate * shared_output.float()).to(final.dtype)
+
+
+def _with_cstddef(load_jit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load_jit)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        flags = [*(kwargs.pop("extra_cflags", None) or []), "-include", "cstddef"]
+        return load_jit(*args, extra_cflags=flags, **kwargs)
+
+    return load
+
+
+def _as_if_hip(validate: Callable[..., Any]) -> Callable[..., Any]:
+    """0.5.17 asserts `is_cuda() or ... or is_hip()` inside the method: answer yes to the last during the call."""
+
+    @contextlib.contextmanager
+    def yes_to_hip() -> Iterator[None]:
+        from sglang.srt import server_args
+
+        keep = server_args.is_hip
+        server_args.is_hip = lambda: True
+        try:
+            yield
+        finally:
+            server_args.is_hip = keep
+
+    @functools.wraps(validate)
+    def check(*args: Any, **kwargs: Any) -> Any:
+        with yes_to_hip():
+            return validate(*args, **kwargs)
+
+    return check
+
+
+_SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
+_MIXER = "sglang.srt.layers.attention.mamba.mamba"
+_NO_PIN = "asks for pinned memory"
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(_SCATTER, "fused_mamba_state_scatter_with_mask", _value(commit_ops.scatter_states_with_mask), "Triton"),
+    Patch(_SCATTER, "fused_conv_window_scatter_with_mask", _value(commit_ops.scatter_states_with_mask), "Triton"),
+    Patch(_SCATTER, "fused_conv_window_scatter_multi", _value(commit_ops.scatter_conv_windows_multi), "Triton", True),
+    Patch(_SCATTER, "fused_commit_track_indices", _value(commit_ops.commit_track_indices), "Triton", True),
+    Patch(_SCATTER, "track_mamba_states_if_needed", _value(commit_ops.track_states_if_needed), "Triton"),
+    Patch(_SCATTER, "track_mamba_states_all_layers", _value(commit_ops.track_states_all_layers), "Triton"),
+    *(
+        Patch(_MIXER, name, _value(op), "mamba.py imports a conv1d for CUDA, NPU and XPU only", create=True)
+        for name, op in {
+            "causal_conv1d_fn": conv1d_ops.causal_conv1d_fn_cpu,
+            "causal_conv1d_fn_triton": conv1d_ops.causal_conv1d_fn_cpu,
+            "causal_conv1d_update": conv1d_ops.causal_conv1d_update_cpu,
+            "causal_conv1d_update_triton": conv1d_ops.causal_conv1d_update_cpu,
+        }.items()
+    ),
+    Patch(_MIXER, "mamba_chunk_scan_combined", _value(mamba2_ops.mamba_chunk_scan_combined), "Triton"),
+    Patch(_MIXER, "selective_state_update", _value(mamba2_ops.selective_state_update), "Triton"),
+    Patch(
+        "sglang.kernels.ops.attention.fla.layernorm_gated",
+        "_use_cpu",
+        _value(True),
+        "true with AMX only, the op exists without it",
+    ),
+    Patch(
+        "sglang.kernels.ops.attention.fla.fused_norm_gate",
+        "_use_cpu",
+        _value(True),
+        "true with AMX only, the op exists without it",
+    ),
+    Patch(
+        "sglang.kernels.ops.elementwise.elementwise",
+        "fused_gate_sigmoid_mul_add",
+        _value(_fused_gate_sigmoid_mul_add),
+        "Triton",
+    ),
+    Patch(
+        "sglang.kernels.ops.speculative.gather_spec_extras",
+        "gather_spec_extras",
+        _value(speculative_ops.gather_spec_extras),
+        "Triton, in the overlap schedule",
+    ),
+    Patch("sglang.kernels.ops.speculative.ngram_corpus", "load_jit", _with_cstddef, "g++ 12 needs <cstddef>"),
+    Patch(
+        "sglang.srt.arg_groups.speculative_hook",
+        "_disable_overlap_schedule_for_cpu",
+        _value(_nothing),
+        "extra_buffer_lazy needs the overlap schedule, which runs on CPU streams as well",
+    ),
+    Patch("sglang.srt.mem_cache.memory_pool", "torch", _host_torch, "0.5.17 allocates snapshots on 'cuda'"),
+    Patch("sglang.srt.managers.overlap_utils", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.managers.utils", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.managers.schedule_batch", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.constrained.xgrammar_backend", "torch", _host_torch, _NO_PIN),
+    Patch(
+        "sglang.srt.server_args",
+        "ServerArgs._validate_mamba_extra_buffer",
+        _as_if_hip,
+        "extra_buffer is refused on CPU; the ops here return what it needs",
+        True,
+    ),
+    Patch(
+        "sglang.srt.arg_groups.mamba_hook",
+        "_platform_supports_mamba_cache_extra_buffer",
+        _value(lambda: True),
+        "extra_buffer is refused on CPU; the ops here return what it needs",
+        True,
+    ),
+)
+
+
+def _apply(patch: Patch, module: ModuleType) -> None:
+    *path, name = patch.attribute.split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part)
+    if not hasattr(owner, name) and not patch.create:
+        if patch.optional:
+            return
+        raise AttributeError(f"{patch.target} is gone: this SGLang is not one sglang_mamba_mtp.cpu knows")
+    current = getattr(owner, name, None)
+    new = patch.make(current)
+    setattr(owner, name, new)
+    if callable(current) and not path and name != "torch":
+        rebind(current, new)
+
+
+def apply_all() -> list[str]:
+    """Apply every patch, now or when its module comes. Returns `target: reason` lines."""
+    torch.cuda.synchronize = _nothing
+    torch.Tensor.pin_memory = _unpinned
+    torch.Tensor.record_stream = _nothing
+    torch.get_device_module = functools.partial(_device_module, torch.get_device_module)
+    for patch in PATCHES:
+        when_imported(patch.module, functools.partial(_apply, patch))
+    lines = [f"{patch.target}: {patch.reason}" for patch in PATCHES]
+    return [
+        *lines,
+        "torch.cuda.synchronize: no device to wait for",
+        f"torch.Tensor.pin_memory: {_NO_PIN}",
+        "torch.Tensor.record_stream: refuses CPU streams; host memory needs no recording",
+        "torch.get_device_module: without an argument it means CUDA in a CUDA build, and then initialises it",
+    ]
+
+
+def _device_module(original: Callable[..., Any], device: Any = None) -> Any:
+    return original("cpu" if device is None else device)
+
+
+def _unpinned(self: torch.Tensor, *_args: object) -> torch.Tensor:
+    """Memory is only pinned for copies to a device."""
+    return self
