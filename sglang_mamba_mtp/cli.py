@@ -1,0 +1,28 @@
+"""Hooks on SGLang's argument parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from . import config
+from .errors import MtpError
+
+
+def offer_flags(result: None, parser: argparse.ArgumentParser) -> None:
+    """AFTER `ServerArgs.add_cli_args`: add our flags."""
+    config.add_flags(parser)
+
+
+def take_flags(original: Callable[..., Any], cls: type, parsed: argparse.Namespace) -> Any:
+    """AROUND `ServerArgs.from_cli_args`: export our flags before SGLang resolves its own.
+
+    Raises
+        SystemExit: a value is wrong; the message says which and what to do.
+    """
+    try:
+        config.take_flags(parsed)
+    except MtpError as error:
+        raise SystemExit(f"mamba-mtp: {error}") from error
+    return original(cls, parsed)

@@ -1,0 +1,66 @@
+"""What differs between model families in replay mode: the inputs of one step of the recurrence, and the kernels.
+
+Everything else (pending counts, commits, settling, accounting) is one piece of code for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from mamba_mtp_kernels import gdn
+
+from .modes import GDN
+from .window import TokenField, WindowLayout
+
+
+class GdnFamily:
+    """Gated delta rule (Qwen3-Next, Qwen3.5): keys and values after the convolution, log decay and beta.
+
+    Keys are kept as they leave the convolution (normalisation happens where they are used), so a fold starts from raw
+    inputs.
+    """
+
+    name = "GDN"
+
+    @staticmethod
+    def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
+        """Window fields for SGLang's ``Mamba2StateShape`` (``temporal`` = (HV, V, K), per tensor-parallel rank)."""
+        value_heads, value_dim, key_dim = shape.temporal
+        return {
+            "k": TokenField((shape.num_k_heads_per_tp, key_dim), dtype),
+            "v": TokenField((value_heads, value_dim), dtype),
+            "g": TokenField((value_heads,), torch.float32),
+            "beta": TokenField((value_heads,), torch.float32),
+        }
+
+    @staticmethod
+    def fold(device: torch.device) -> Callable[..., None]:
+        """The family's fold for tensors on ``device``."""
+        return gdn.ops_for(device).fold
+
+
+Family = type[GdnFamily]
+
+#: By the key of `modes`.
+FAMILIES: dict[str, Family] = {GDN: GdnFamily}
+
+
+def window_layout(
+    family: Family, cache_params: Any, *, layers: int, nodes: int, threshold: int, dtype: torch.dtype
+) -> WindowLayout:
+    """Window sizes for a model.
+
+    ``cache_params`` is SGLang's ``Mamba2CacheParams``, ``layers`` how many linear-attention layers this rank holds,
+    ``nodes`` the largest draft length, ``threshold`` the ``--mamba-mtp-window`` value and ``dtype`` the model's
+    activation dtype.
+    """
+    return WindowLayout(
+        layers=layers,
+        nodes=nodes,
+        threshold=threshold,
+        fields=family.fields(cache_params.shape, dtype),
+        conv_dim=cache_params.shape.conv[0][0],
+        conv_dtype=dtype,
+    )

@@ -1,0 +1,187 @@
+"""What the plugin declines to run with: each line names the flag, the value, the reason and the way out.
+
+Guards apply to models the plugin has a backend for, and only where they decode speculatively: whatever the plugin does
+not touch, it does not stop either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import compat
+from .errors import MtpError
+
+if TYPE_CHECKING:
+    from .modes import Mode
+
+
+@dataclass(frozen=True)
+class Decline:
+    """One thing declined.
+
+    Attributes
+        flag: the flag as the operator spells it.
+        value: reads the resolved value from the arguments, for the message and for ``declined``.
+        declined: whether the value is declined.
+        reason: why.
+        remedy: what to do instead of switching the plugin off.
+    """
+
+    flag: str
+    value: Callable[[Any], Any]
+    declined: Callable[[Any], bool]
+    reason: str
+    remedy: str
+
+    def message(self, args: Any) -> str | None:
+        """The refusal for ``args``, or None.
+
+        Raises
+            MtpError: the installed SGLang has no such argument, so it cannot be told whether it is set.
+        """
+        try:
+            value = self.value(args)
+        except AttributeError as error:
+            raise MtpError(f"SGLang no longer has the argument behind {self.flag}: {error}") from error
+        if not self.declined(value):
+            return None
+        return f"{self.flag} {value}: {self.reason}; {self.remedy}"
+
+
+def _switched_on(flag: str, reason: str, remedy: str | None = None) -> Decline:
+    """A boolean flag that must stay off."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return Decline(flag, lambda args: getattr(args, name), bool, reason, remedy or f"remove {flag}")
+
+
+def _algorithm(args: Any) -> str:
+    return str(args.speculative_algorithm or "").upper()
+
+
+def _decode_graph_backend(args: Any) -> str:
+    graphs = getattr(args, "cuda_graph_config", None)
+    return str(getattr(getattr(graphs, "decode", None), "backend", None) or args.cuda_graph_backend_decode)
+
+
+def _verify_backend(args: Any) -> str:
+    """The linear layers' verify backend, as SGLang derives it: unset follows a FlashInfer decode backend."""
+    if args.linear_attn_verify_backend is not None:
+        return str(args.linear_attn_verify_backend)
+    decode = args.linear_attn_decode_backend or args.linear_attn_backend
+    return "flashinfer" if decode == "flashinfer" else "triton"
+
+
+def _paged_ngram_tree(args: Any) -> str:
+    if _algorithm(args) != "NGRAM" or (args.page_size or 1) == 1 or args.attention_backend == "flashinfer":
+        return ""
+    return f"{args.page_size} (attention backend {args.attention_backend})"
+
+
+def _chain_only_backend(args: Any) -> str:
+    """A full-attention backend that verifies chains only, where NGRAM drafts trees; SGLang checks this for EAGLE."""
+    backends = (args.attention_backend, args.prefill_attention_backend, args.decode_attention_backend)
+    return "trtllm_mha" if _algorithm(args) == "NGRAM" and "trtllm_mha" in backends else ""
+
+
+#: Declined in every mode but `off`.
+COMMON: tuple[Decline, ...] = (
+    Decline(
+        "--device",
+        lambda args: args.device,
+        lambda device: str(device).partition(":")[0] not in ("cuda", "cpu"),
+        "SGLang has linear-attention backends of its own for this device, which the plugin does not extend",
+        "use cuda or cpu",
+    ),
+    Decline(
+        "--speculative-algorithm",
+        _algorithm,
+        lambda algorithm: algorithm in ("DFLASH", "DSPARK", "UNO"),
+        "it commits the recurrent state on a path of its own",
+        "use NEXTN, EAGLE, EAGLE3, STANDALONE or NGRAM",
+    ),
+    Decline(
+        "--page-size",
+        _paged_ngram_tree,
+        bool,
+        "NGRAM drafts trees at any breadth, and SGLang verifies trees over pages larger than 1 with FlashInfer only",
+        "use --page-size 1 or --attention-backend flashinfer",
+    ),
+    Decline(
+        "--attention-backend",
+        _chain_only_backend,
+        bool,
+        "NGRAM drafts trees, which this backend attends to as chains",
+        "use --attention-backend flashinfer, fa3 or triton",
+    ),
+    _switched_on(
+        "--enable-linear-replayssm",
+        "SGLang's decode ring keeps tokens out of the state that the plugin expects in it",
+    ),
+    _switched_on(
+        "--enable-linear-replayssm-spec",
+        "it is SGLang's own answer to the same problem (chains only) and allocates no buffers for the verify",
+    ),
+    _switched_on("--enable-int8-mamba-checkpoint", "cached states are requantised behind the pool's back"),
+    _switched_on("--enable-unified-memory", "slots of the state pool move while requests run"),
+    _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
+    _switched_on("--enable-hierarchical-cache", "states that travel to the host and back are not tested yet"),
+    _switched_on("--enable-lmcache", "states that travel to the host and back are not tested yet"),
+    _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
+    _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
+    _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
+    Decline(
+        "--disaggregation-mode",
+        lambda args: args.disaggregation_mode,
+        lambda mode: mode not in (None, "null"),
+        "the transfer between prefill and decode servers copies states without this plugin's knowledge",
+        "serve prefill and decode in one place",
+    ),
+    Decline(
+        "--pp-size",
+        lambda args: args.pp_size,
+        lambda stages: stages > 1,
+        "verify and commit run on different stages",
+        "use --tp-size instead",
+    ),
+    Decline(
+        "--cuda-graph-backend-decode",
+        _decode_graph_backend,
+        lambda backend: backend.rpartition(".")[2].lower() == "breakable",
+        "a graph broken at attention layers prepares state metadata inside the break",
+        "use --cuda-graph-backend-decode full",
+    ),
+)
+
+#: Declined where the plugin verifies with kernels of its own.
+OWN_VERIFY: tuple[Decline, ...] = (
+    Decline(
+        "--linear-attn-verify-backend",
+        _verify_backend,
+        lambda backend: backend != "triton",
+        "it verifies into SGLang's per-node state buffers, which this mode does not allocate",
+        "add --linear-attn-verify-backend triton (decode and prefill may keep their backend)",
+    ),
+    _switched_on("--enable-mamba-cache-stochastic-rounding", "the fold is exact and rounds once, to nearest"),
+)
+
+
+def declined(args: Any, guards: Iterable[Decline]) -> list[str]:
+    """The refusals of ``guards`` for resolved arguments ``args``."""
+    return [text for guard in guards if (text := guard.message(args)) is not None]
+
+
+def check(server_args: Any, mode: Mode, family_name: str) -> None:
+    """Check the arguments of a server that decodes speculatively with a model ``mode`` has a backend for.
+
+    Raises
+        MtpError: something is declined; the message lists everything that is.
+    """
+    refusals = declined(compat.resolved(server_args), mode.guards())
+    if refusals:
+        lines = "\n".join(f"  - {text}" for text in refusals)
+        raise MtpError(
+            f"mamba-mtp mode {mode.name!r} cannot serve this {family_name} model:\n{lines}\n"
+            f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
+        )

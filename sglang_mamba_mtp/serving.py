@@ -1,0 +1,264 @@
+"""What the hooks do while SGLang resolves its arguments and builds a model runner.
+
+One decision is taken per model runner (`Serving`), when its attention backend is built; everything later follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import __version__, compat, guards, hooks
+from .config import current_mode
+from .errors import MtpError
+from .modes import Mode
+
+logger = logging.getLogger(__name__)
+
+_DECISION = "_mamba_mtp_serving"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How one model runner is served.
+
+    Attributes
+        mode: the mode asked for.
+        family_name: the kind of model, for people.
+        backend: our linear-attention backend, or None where SGLang serves unchanged.
+        family: key of ``backend``, or None.
+    """
+
+    mode: Mode
+    family_name: str
+    family: str | None = None
+    backend: type | None = None
+
+
+def _decide(config: Any, server_args: Any) -> Serving:
+    mode = current_mode()
+    if mode.stock:
+        return Serving(mode, "any")
+    family, name = compat.linear_family(config)
+    if family is None:
+        return Serving(mode, name)
+    if not compat.resolved(server_args).speculative_algorithm:
+        return Serving(mode, f"{name} (no speculative decoding)")
+    mode = mode.serving(family)
+    backend = mode.backend_class(family)
+    guards.check(server_args, mode, name)
+    return Serving(mode, name, family, backend)
+
+
+def decision(runner: Any) -> Serving:
+    """How a `ModelRunner` is served; taken once and kept on it."""
+    found = vars(runner).get(_DECISION)
+    if found is None:
+        found = _decide(runner.model_config, runner.server_args)
+        setattr(runner, _DECISION, found)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- launcher process
+
+
+def refuse_early(result: None, server_args: Any) -> None:
+    """AFTER `ServerArgs.check_server_args`: decline before any process is started or weight loaded."""
+    if current_mode().stock:
+        return
+    config = compat.model_config(server_args)
+    if config is not None:
+        _decide(config, server_args)
+
+
+def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND `_handle_ngram`: NGRAM drafts trees at any breadth, so never let it pass as a chain (topk 1).
+
+    SGLang sets topk to the breadth of the corpus search. At breadth 1 the drafts still branch (the corpus returns
+    several matches), yet topk 1 makes the linear layers ignore the tree's links, FlashAttention ignore its mask, and
+    the pool share conv windows between siblings: greedy output is silently wrong. topk 2 says "tree" to all of them.
+    """
+    steps_by_default = compat.resolved(server_args).speculative_num_steps is None
+    original(server_args)
+    args = compat.resolved(server_args)
+    if current_mode().stock or args.speculative_eagle_topk > 1:
+        return
+    config = compat.model_config(server_args)
+    if config is None or compat.linear_family(config)[0] is None:
+        return
+    decided = {"speculative_eagle_topk": 2}
+    if steps_by_default:  # SGLang's own default for a tree of this topk
+        decided["speculative_num_steps"] = max(1, args.speculative_num_draft_tokens // 2)
+    compat.decide(server_args, "mamba_mtp.ngram_drafts_trees", **decided)
+
+
+# --------------------------------------------------------------------------------------------------- scheduler process
+
+
+@contextlib.contextmanager
+def _backend_in_place_of_stock(family: str, backend: type) -> Iterator[None]:
+    """SGLang imports the backend's name inside `attn_backend_wrapper`: let it find ours while that runs."""
+    module, name = compat.backend_name(family)
+    stock = getattr(module, name)
+    setattr(module, name, backend)
+    try:
+        yield
+    finally:
+        setattr(module, name, stock)
+
+
+def build_attention_backend(original: Callable[..., Any], runner: Any, full_attn_backend: Any) -> Any:
+    """AROUND `attn_backend_wrapper`: build our linear-attention backend for a target model that has one."""
+    if runner.is_draft_worker:
+        return original(runner, full_attn_backend)
+    serving = decision(runner)
+    if serving.backend is None or serving.family is None:
+        return original(runner, full_attn_backend)
+    with _backend_in_place_of_stock(serving.family, serving.backend):
+        built = original(runner, full_attn_backend)
+    _require_ours(built, serving.backend)
+    built.linear_attn_backend.mode = serving.mode
+    return built
+
+
+def _require_ours(attn_backend: Any, backend: type) -> None:
+    linear = getattr(attn_backend, "linear_attn_backend", None)
+    if type(linear) is not backend:
+        raise MtpError(
+            f"mamba-mtp: SGLang built {type(linear).__name__} where {backend.__name__} was expected; "
+            f"refusing to serve without the plugin under its name"
+        )
+
+
+def announce(result: None, runner: Any) -> None:
+    """AFTER `ModelRunner.init_attention_backends`: prove that our backends are in charge, then say so in one line.
+
+    Runs before CUDA graphs are captured and before the first forward.
+    """
+    if runner.is_draft_worker:
+        return
+    serving = decision(runner)
+    version = compat.sglang_version()
+    if serving.backend is None:
+        what = "mode off" if serving.mode.stock else f"{serving.family_name} model"
+        _log(f"mamba-mtp {__version__}: {what}; SGLang {version} serves unchanged")
+        return
+    hooks.prove()
+    for attn_backend in (runner.attn_backend, *(runner.decode_attn_backend_group or ())):
+        _require_ours(attn_backend, serving.backend)
+    pool = runner.req_to_token_pool.mamba_pool
+    held = serving.mode.speculative_state(pool)
+    detail = ", ".join(f"{name} {_mib(size)}" for name, size in held.items())
+    _log(
+        f"mamba-mtp {__version__}: mode {serving.mode.name}, {serving.family_name} model, "
+        f"speculative state {_mib(sum(held.values()))}{f' ({detail})' if detail else ''}, "
+        f"{pool.size} state slots, SGLang {version}"
+    )
+    _log("mamba-mtp state: " + json.dumps(_state_report(serving, runner, held)))
+
+
+def _state_report(serving: Serving, runner: Any, held: dict[str, int]) -> dict[str, Any]:
+    """What was allocated for speculation, for programs: bytes on this rank, beside what SGLang's own verify takes."""
+    request_pool = runner.req_to_token_pool
+    cache = request_pool.mamba_pool.mamba_cache
+    rows = request_pool.req_to_token.shape[0]
+    slot_bytes = sum(states.nbytes // states.shape[1] for states in (cache.temporal, *cache.conv))
+    return {
+        "mode": serving.mode.name,
+        "family": serving.family_name,
+        "speculative_bytes": sum(held.values()),
+        "parts": held,
+        "request_rows": rows,
+        "stock_bytes": slot_bytes * rows * compat.largest_draft(runner.server_args),
+    }
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _log(message: str) -> None:
+    """Log ``message`` once per server, not once per rank."""
+    from sglang.srt.utils.common import rank0_log
+
+    rank0_log(message)
+
+
+# -------------------------------------------------------------------------------------------------------- mamba pool
+
+
+def size_mamba_pool(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
+    """AROUND `KVCacheConfigurator._handle_max_mamba_cache`: the mode says what speculation costs beside the slots."""
+    serving = _decide(configurator.model_config, configurator.server_args)  # as its model runner will
+    if configurator.is_draft_worker or serving.family is None:
+        return original(configurator, total_rest_memory)
+    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family)
+
+
+def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    """AROUND `KVCacheConfigurator._build_hybrid_req_pool`: let SGLang build the mode's mamba pool."""
+    serving = _decide(configurator.model_config, configurator.server_args)  # as its model runner will
+    if configurator.is_draft_worker or serving.family is None:
+        return original(configurator, **kwargs)
+    pool = compat.hybrid_request_pool()
+    stock = pool.mamba_pool_cls
+    pool.mamba_pool_cls = serving.mode.pool_class(stock)
+    try:
+        return original(configurator, **kwargs)
+    finally:
+        pool.mamba_pool_cls = stock
+
+
+def before_donation(component: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE `MambaComponent.prepare_for_caching_req`: the request's own slot is about to be read, or given away.
+
+    With an extra buffer the radix cache takes a tracked snapshot instead, which has nothing pending.
+    """
+    cache = component.cache
+    slot = compat.request_slot(req)
+    if cache.enable_mamba_extra_buffer or slot is None:
+        return
+    mode, pool = current_mode(), cache.req_to_token_pool.mamba_pool
+    if isinstance(pool, mode.pool_class(type(pool))):  # not a model, or a server without speculation, left to SGLang
+        mode.before_donation(pool, slot.reshape(1))
+
+
+# ------------------------------------------------------------------------------------------- host copies of tracking
+
+
+def collect_track_entries(original: Callable[[Any], None], batch: Any) -> None:
+    """AROUND `ScheduleBatch.prepare_for_extend`: keep on the host what SGLang only uploads.
+
+    Up to 0.5.17 the scheduler turns its lists into device tensors and drops them, and the forward then copies them
+    back, one device synchronisation each.
+    """
+    entries: list[Any] = []
+    batch._mamba_mtp_entries = entries
+    try:
+        original(batch)
+    finally:
+        del batch._mamba_mtp_entries
+    if entries and not compat.schedule_batch_has_host_tracking():
+        tracking = compat.HostTracking(
+            mask=[bool(entry.track_mask) for entry in entries], seqlens=[int(entry.track_seqlen) for entry in entries]
+        )
+        compat.attach_host_tracking(batch, tracking)
+
+
+def collect_track_entry(entry: Any, batch: Any, req: Any) -> None:
+    """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: one request's entry."""
+    entries = getattr(batch, "_mamba_mtp_entries", None)
+    if entries is not None:
+        entries.append(entry)
+
+
+def commit(original: Callable[..., Any], hybrid_backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """AROUND `update_mamba_state_after_mtp_verify`: the mode in charge of this backend records what was accepted."""
+    mode = getattr(hybrid_backend.linear_attn_backend, "mode", None)
+    if mode is None:
+        return original(hybrid_backend, *args, **kwargs)
+    return mode.commit(original, hybrid_backend, *args, **kwargs)

@@ -1,0 +1,96 @@
+"""Flags and environment variables: two spellings of the same options, read in one place."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from sglang_mamba_mtp import config, modes
+from sglang_mamba_mtp.config import OPTIONS, MtpConfig
+from sglang_mamba_mtp.errors import MtpError
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+def test_defaults():
+    assert MtpConfig.from_env({}) == MtpConfig()
+    assert MtpConfig.from_env({}).mode == modes.DEFAULT.name
+
+
+def test_environment():
+    assert MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": "snapshot"}).mode == "snapshot"
+    assert MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": " "}).mode == modes.DEFAULT.name
+
+
+def test_flag_wins_and_is_exported():
+    environ = {"SGLANG_MAMBA_MTP_MODE": "off"}
+    assert config.take_flags(parse("--mamba-mtp-mode", "snapshot"), environ).mode == "snapshot"
+    assert environ == {"SGLANG_MAMBA_MTP_MODE": "snapshot"}
+    assert MtpConfig.from_env(environ).mode == "snapshot"
+
+
+def test_no_flag_leaves_the_environment():
+    environ = {"SGLANG_MAMBA_MTP_MODE": "off"}
+    assert config.take_flags(parse(), environ).mode == "off"
+    assert config.take_flags(argparse.Namespace(), environ).mode == "off"
+    assert environ == {"SGLANG_MAMBA_MTP_MODE": "off"}
+
+
+@pytest.mark.parametrize(
+    "environ, words",
+    [
+        ({"SGLANG_MAMBA_MTP_MODE": "fast"}, ["SGLANG_MAMBA_MTP_MODE=fast", "--mamba-mtp-mode", "snapshot", "off"]),
+        ({"SGLANG_MAMBA_MTP_WINDOW": "many"}, ["SGLANG_MAMBA_MTP_WINDOW=many", "--mamba-mtp-window", "0 or more"]),
+        ({"SGLANG_MAMBA_MTP_WINDOW": "-1"}, ["SGLANG_MAMBA_MTP_WINDOW=-1", "--mamba-mtp-window"]),
+        ({"SGLANG_MAMBA_MTP_STATE_LAYOUT": "VV"}, ["SGLANG_MAMBA_MTP_STATE_LAYOUT=VV", "VK or KV"]),
+        (
+            {"SGLANG_MAMBA_MTP_MODE": "off", "SGLANG_MAMBA_MTP_WINDOW": "4"},
+            ["SGLANG_MAMBA_MTP_WINDOW=4", "no effect", "'off'", "unset"],
+        ),
+    ],
+)
+def test_bad_values_name_option_value_and_remedy(environ, words):
+    with pytest.raises(MtpError) as caught:
+        MtpConfig.from_env(environ)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def unavailable() -> list[str]:
+    return [name for name, mode in modes.MODES.items() if mode.unavailable]
+
+
+@pytest.mark.parametrize("mode", unavailable() or [pytest.param("", marks=pytest.mark.skip("every mode exists"))])
+def test_a_mode_that_does_not_exist_yet_says_so(mode):
+    with pytest.raises(MtpError) as caught:
+        MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": mode})
+    for word in (mode, modes.MODES[mode].unavailable, "--mamba-mtp-mode", *modes.available()):
+        assert word in str(caught.value)
+
+
+def test_only_options_that_do_something_are_offered(monkeypatch):
+    used = set().union(*(mode.options for mode in modes.available().values()))
+    assert [option.name for option in config.offered()] == [name for name in OPTIONS if name == "mode" or name in used]
+    for mode in modes.MODES.values():
+        monkeypatch.setattr(mode, "options", frozenset())
+    assert [option.name for option in config.offered()] == ["mode"]
+
+
+def test_help_names_every_mode_and_variable():
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    text = parser.format_help()
+    for option in config.offered():
+        assert option.flag in text and option.env in text
+    for name in modes.MODES:
+        assert name in text
+    assert f"Default: {modes.DEFAULT.name}" in " ".join(text.split())
+
+
+def test_options_of_modes_exist():
+    for mode in modes.MODES.values():
+        assert mode.options <= set(OPTIONS)

@@ -1,0 +1,257 @@
+"""The table is what SGLang has; whatever goes wrong ends the process instead of letting stock code serve."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sglang_mamba_mtp import compat, hooks, modes, plugin
+from sglang_mamba_mtp.errors import MtpError
+
+
+def load_plugins():
+    from sglang.srt import plugins
+
+    plugins.load_plugins()
+
+
+# ------------------------------------------------------------------------------------------------------------- table
+
+
+def test_table_matches_this_sglang(sglang):
+    assert list(hooks.problems(list(hooks.TABLE))) == []
+
+
+def test_table_is_complete():
+    assert {hook.surface for hook in hooks.TABLE} == set(compat.HOOKED)
+    for hook in hooks.TABLE:
+        assert hook.kind in ("BEFORE", "AFTER", "AROUND") and hook.modes <= set(modes.MODES) and hook.why
+    assert {hook.surface for hook in hooks.active("off")} == {"add_cli_args", "from_cli_args"}
+
+
+def test_functions_exist(sglang):
+    for hook in hooks.TABLE:
+        assert callable(hook.load())
+
+
+@pytest.mark.parametrize(
+    "path, parameters, words",
+    [
+        ("sglang.srt.no_such_module:f", "x", ["sglang.srt.no_such_module"]),
+        ("sglang.srt.server_args:ServerArgs.no_such_method", "self", ["no_such_method", "ServerArgs"]),
+        ("sglang.srt.server_args:NoSuchClass.method", "self", ["NoSuchClass"]),
+        ("sglang.srt.server_args:ServerArgs.add_cli_args", "parser extra", ["(parser)", "(parser, extra)"]),
+    ],
+)
+def test_a_surface_that_is_not_there_says_so(sglang, path, parameters, words):
+    with pytest.raises(MtpError) as caught:
+        compat.Surface(path, (tuple(parameters.split()),)).check()
+    assert all(word in str(caught.value) for word in words)
+
+
+# ---------------------------------------------------------------------------------------------------------- live rows
+
+
+@pytest.mark.parametrize("mode", list(modes.available()))
+def test_every_row_is_live_after_loading(forked, mode):
+    def body():
+        load_plugins()
+        hooks.prove()
+        assert hooks.registered() == hooks.active(mode)
+        for hook in hooks.TABLE:
+            assert hooks.is_live(hook) == (mode in hook.modes), hook
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
+    assert result.code == 0, result.output
+
+
+def test_the_proof_notices_a_hook_that_was_taken_off(forked):
+    def body():
+        load_plugins()
+        owner, name, attribute = compat.HOOKED["prepare_for_extend"].resolve()
+        setattr(owner, name, attribute.__wrapped__)
+        hooks.prove()
+
+    result = forked(body)
+    assert result.code == 1 and "not live" in result.output and "prepare_for_extend" in result.output
+
+
+def test_the_proof_notices_a_stale_import(forked):
+    def body():
+        from sglang.srt.layers.attention import attention_registry
+        from sglang.srt.model_executor.model_runner_components import attention_backend_setup
+
+        stock = attention_registry.attn_backend_wrapper
+        load_plugins()
+        assert attention_backend_setup.attn_backend_wrapper is attention_registry.attn_backend_wrapper
+        attention_backend_setup.attn_backend_wrapper = stock
+        hooks.prove()
+
+    result = forked(body)
+    assert result.code == 1 and "attn_backend_wrapper" in result.output
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def launch(*argv: str):
+    """`python -m sglang.launch_server argv`, in this process."""
+    sys.argv = ["launch_server", *argv]
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+
+
+def renamed(surface: str):
+    """Rename a hooked attribute, as a new SGLang might."""
+    owner, name, attribute = compat.HOOKED[surface].resolve()
+    setattr(owner, f"{name}_renamed", attribute)
+    delattr(owner, name)
+
+
+@pytest.mark.parametrize("surface", ["prepare_for_extend", "attn_backend_wrapper", "commit"])
+def test_launch_refuses_where_a_surface_was_renamed(forked, surface):
+    def body():
+        renamed(surface)
+        launch("--model-path", "nowhere")
+
+    result = forked(body)
+    assert result.code == 1
+    assert compat.HOOKED[surface].resolve()[1] in result.output and "mamba-mtp" in result.output
+
+
+def test_launch_refuses_where_a_signature_changed(forked):
+    def body():
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+        ScheduleBatch.prepare_for_extend = lambda self, another: None
+        launch("--model-path", "nowhere")
+
+    result = forked(body)
+    assert result.code == 1 and "(self, another)" in result.output and "expected (self)" in result.output
+
+
+def test_launch_refuses_where_sglang_fails_to_apply_a_hook(forked):
+    """SGLang logs the failure and would go on."""
+
+    def body():
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        apply_target = HookRegistry._apply_target
+
+        def failing(target, rows):
+            if target.endswith("attn_backend_wrapper"):
+                raise RuntimeError("no")
+            apply_target(target, rows)
+
+        HookRegistry._apply_target = staticmethod(failing)
+        launch("--model-path", "nowhere")
+
+    result = forked(body)
+    assert result.code == 1 and "not live" in result.output and "attn_backend_wrapper" in result.output
+
+
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.24", "0.6.0", "1.0", "0.5.24rc1"])
+def test_other_versions_are_refused_with_the_supported_range(monkeypatch, version):
+    monkeypatch.setattr(compat, "sglang_version", lambda: version)
+    with pytest.raises(SystemExit) as caught:
+        plugin.register()
+    assert version in str(caught.value) and compat.SUPPORTED in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1", "0.5.20", "0.5.23", "0.5.23+cu130"])
+def test_supported_versions(version):
+    assert compat.is_supported(version)
+
+
+def test_ordinary_exceptions_of_registration_end_the_process(monkeypatch):
+    def fail():
+        raise KeyError("anything")
+
+    monkeypatch.setattr(plugin, "_register", fail)
+    with pytest.raises(SystemExit, match="KeyError"):
+        plugin.register()
+
+
+def test_a_bad_environment_ends_the_process(forked):
+    result = forked(load_plugins, SGLANG_MAMBA_MTP_MODE="fast")
+    assert result.code == 1 and "SGLANG_MAMBA_MTP_MODE=fast" in result.output
+
+
+def test_entry_point_imports_nothing_that_can_fail():
+    """SGLang swallows an entry point that does not load."""
+    code = "import sys; import sglang_mamba_mtp.plugin; print([m for m in sys.modules if m.split('.')[0] in %r])"
+    run = subprocess.run(
+        [sys.executable, "-c", code % (["sglang", "torch", "transformers"],)], capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ launcher
+
+
+def test_help_shows_the_flags(forked):
+    result = forked(lambda: launch("--help"))
+    assert result.code == 0
+    for words in ("--mamba-mtp-mode", "SGLANG_MAMBA_MTP_MODE", "--attention-backend"):
+        assert words in result.output
+
+
+def test_a_bad_flag_is_refused_by_name(forked):
+    result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "fast"))
+    assert result.code == 1 and "--mamba-mtp-mode" in result.output and "'fast'" in result.output
+
+
+def test_flags_reach_the_environment_of_workers(forked):
+    def body():
+        load_plugins()
+        import argparse
+
+        from sglang.srt.server_args import ServerArgs
+
+        parser = argparse.ArgumentParser()
+        ServerArgs.add_cli_args(parser)
+        parsed = parser.parse_args(["--model-path", "dummy", "--mamba-mtp-mode", "off"])
+        ServerArgs.from_cli_args(parsed)
+        assert os.environ["SGLANG_MAMBA_MTP_MODE"] == "off"
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 0, result.output
+
+
+def test_launch_server_refuses_a_renamed_attribute_for_real(tmp_path):
+    """The whole command, in an SGLang whose attribute is renamed as it is imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.abc, importlib.machinery, sys
+
+            class Rename(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+                def find_spec(self, name, path, target=None):
+                    if name != "sglang.srt.model_executor.model_runner":
+                        return None
+                    self.spec = importlib.machinery.PathFinder.find_spec(name, path)
+                    return importlib.machinery.ModuleSpec(name, self, origin=self.spec.origin)
+
+                def exec_module(self, module):
+                    self.spec.loader.exec_module(module)
+                    module.ModelRunner.make_attention_backends = module.ModelRunner.init_attention_backends
+                    del module.ModelRunner.init_attention_backends
+
+            sys.meta_path.insert(0, Rename())
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", "--model-path", "nowhere"],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=300,
+    )
+    assert run.returncode == 1
+    assert "SGLang has no init_attention_backends" in run.stderr

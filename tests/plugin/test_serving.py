@@ -1,0 +1,168 @@
+"""What a server does with the plugin installed: refuses early, leaves alone what is not ours, says what it serves."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from sglang_mamba_mtp import compat, modes
+
+from .test_hooks import launch, load_plugins
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory) -> str:
+    """A dense model: a configuration is enough, weights are made up."""
+    folder = tmp_path_factory.mktemp("dense")
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory) -> dict[str, str]:
+    """Checkpoints of hybrid models by family."""
+    from tests.engine import models
+
+    return {
+        family: str(models.WRITERS[family](tmp_path_factory.mktemp(family), 0)) for family in (modes.GDN, modes.MAMBA2)
+    }
+
+
+def build(model: str, **spec):
+    """A scheduler with the plugin loaded, as its process builds it."""
+    from tests.engine.child import build_scheduler
+    from tests.engine.spec import EngineSpec
+
+    load_plugins()
+    return build_scheduler(EngineSpec(model=model, **spec))
+
+
+def announced(output: str) -> str:
+    lines = [line for line in output.splitlines() if "mamba-mtp 0." in line]
+    assert len(lines) == 1, output[-3000:]
+    return lines[0].partition("mamba-mtp ")[2]
+
+
+def test_a_dense_model_is_served_untouched(forked, dense, sglang):
+    def body():
+        runner = build(dense, radix=None, extra={"load_format": "dummy"}).tp_worker.model_runner
+        assert not type(runner.attn_backend).__module__.startswith("sglang_mamba_mtp.backends")
+
+    result = forked(body)
+    assert result.code == 0, result.output
+    assert "dense model" in announced(result.output) and f"SGLang {sglang} serves unchanged" in result.output
+
+
+def test_off_leaves_a_hybrid_model_to_sglang(forked, hybrid):
+    def body():
+        runner = build(hybrid[modes.GDN], spec="NEXTN").tp_worker.model_runner
+        assert type(runner.attn_backend.linear_attn_backend).__module__.startswith("sglang.")
+        assert type(runner.req_to_token_pool.mamba_pool).__module__.startswith("sglang.")
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="off")
+    assert result.code == 0, result.output
+    assert "mamba-mtp" not in result.output
+
+
+@pytest.mark.parametrize("family, name, spec", [(modes.GDN, "GDN", "NEXTN"), (modes.MAMBA2, "Mamba2", "NGRAM")])
+def test_the_log_line_says_what_is_served(forked, hybrid, sglang, family, name, spec):
+    """Mode, kind of model, bytes really allocated for speculation, version; the bytes are those of the tensors."""
+
+    def body():
+        pool = build(hybrid[family], spec=spec).tp_worker.model_runner.req_to_token_pool.mamba_pool
+        cache = pool.mamba_cache
+        tensors = [cache.intermediate_ssm, *cache.intermediate_conv_window]
+        print("allocated:", sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20)
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 0, result.output
+    line = announced(result.output)
+    for words in ("mode snapshot", f"{name} model", "state slots", f"SGLang {sglang}"):
+        assert words in line
+    (said,) = re.findall(r"speculative state ([\d.]+) MiB", line)
+    (allocated,) = re.findall(r"allocated: ([\d.]+)", result.output)
+    assert float(said) == pytest.approx(float(allocated), abs=0.06) and float(said) > 0
+
+
+def test_ngram_at_breadth_1_is_a_tree(forked, hybrid):
+    def body():
+        scheduler = build(hybrid[modes.GDN], spec="NGRAM", bfs_breadth=1, draft_tokens=6)
+        backend = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
+        args = compat.resolved(scheduler.server_args)
+        assert (backend.topk, args.speculative_eagle_topk, args.speculative_num_steps) == (2, 2, 3)
+        assert args.speculative_ngram_max_bfs_breadth == 1, "the corpus is still searched as asked"
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 0, result.output
+
+
+def test_draft_models_and_unspeculative_servers_are_sglangs(forked, hybrid):
+    def body():
+        scheduler = build(hybrid[modes.GDN], spec="NEXTN")
+        draft = scheduler.draft_worker.draft_worker.draft_runner
+        for part in (draft.attn_backend, getattr(draft.attn_backend, "linear_attn_backend", None)):
+            assert not type(part).__module__.startswith("sglang_mamba_mtp.backends")
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 0, result.output
+
+    result = forked(lambda: build(hybrid[modes.GDN], spec=None), SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 0, result.output
+    assert "no speculative decoding" in announced(result.output)
+
+
+def test_a_declined_flag_stops_the_launch(forked, hybrid):
+    """Before any process is started; and again where a model runner is built without a launcher."""
+    speculative = ("--speculative-algorithm", "NEXTN", "--device", "cpu", "--enable-streaming-session")
+    result = forked(lambda: launch("--model-path", hybrid[modes.GDN], "--mamba-mtp-mode", "snapshot", *speculative))
+    assert result.code == 1
+    assert "--enable-streaming-session True" in result.output and "--mamba-mtp-mode off" in result.output
+
+    result = forked(
+        lambda: build(hybrid[modes.GDN], spec="NEXTN", extra={"enable_streaming_session": True}),
+        SGLANG_MAMBA_MTP_MODE="snapshot",
+    )
+    assert result.code == 1 and "--enable-streaming-session True" in result.output
+
+
+def test_sglang_building_another_backend_is_refused(forked, hybrid):
+    """If SGLang stops taking the backend by the name we swap, stock code must not serve under our name."""
+
+    def body():
+        load_plugins()
+        compat.backend_name = lambda family: (compat, "SUPPORTED")
+        build(hybrid[modes.GDN], spec="NEXTN")
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    assert result.code == 1 and "refusing to serve" in result.output
+
+
+def test_bench_one_batch_loads_the_plugin(forked):
+    def body():
+        import runpy
+        import sys
+
+        sys.argv = ["bench_one_batch", "--help"]
+        runpy.run_module("sglang_mamba_mtp.bench_one_batch", run_name="__main__", alter_sys=True)
+
+    result = forked(body)
+    assert result.code == 0 and "--mamba-mtp-mode" in result.output and "--input-len" in result.output
