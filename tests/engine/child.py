@@ -1,0 +1,121 @@
+"""The process that holds one real in-process Scheduler. Everything here runs after the fork (or spawn)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from . import sabotage
+from .feeder import Feeder
+from .recorder import Recorder
+from .scenario import Scenario
+from .spec import EngineSpec, Result
+
+
+def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str) -> None:
+    """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``."""
+    from sglang.srt.utils import kill_itself_when_parent_died
+
+    kill_itself_when_parent_died()
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        payload: Any = run_here(spec, scenarios)
+    except BaseException:
+        payload = traceback.format_exc()
+        print(payload, file=sys.stderr)
+    with open(out_path + ".part", "wb") as out:
+        pickle.dump(payload, out, protocol=5)
+    os.replace(out_path + ".part", out_path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # SGLang leaves daemon threads and sockets behind
+
+
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
+    """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
+    started = time.perf_counter()
+    os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
+    os.environ.update(spec.env)
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    sabotage.apply(spec.sabotage)
+    scheduler = build_scheduler(spec)
+    if spec.retract_every is not None:
+        force_retractions(spec.retract_every)
+    hooks = verify_hooks(spec, scheduler)
+    feeder = Feeder(scheduler, scenarios, max_steps=spec.max_steps)
+    recorder = Recorder(scheduler, live=spec.record_live)
+    built = time.perf_counter()
+    scheduler.run_event_loop()
+    recorder.close()
+    pool = recorder.pool
+    return Result(
+        spec=spec,
+        outcomes=feeder.outcomes,
+        records=recorder.records,
+        insertions=recorder.insertions,
+        steps=feeder.step,
+        forwards=scheduler.forward_ct,
+        pool=f"{type(pool).__module__}.{type(pool).__qualname__}",
+        hooks=hooks,
+        seconds_to_build=built - started,
+        seconds_to_run=time.perf_counter() - built,
+    )
+
+
+def build_scheduler(spec: EngineSpec) -> Any:
+    """A Scheduler the way ``run_scheduler_process`` makes one, in either SGLang version."""
+    import inspect
+
+    from sglang.srt.managers.scheduler import Scheduler, configure_logger
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    server_args = ServerArgs(**spec.server_args())
+    if "gpu_id" in inspect.signature(Scheduler.__init__).parameters:  # 0.5.17
+        port_args = PortArgs.init_new(server_args)
+        configure_logger(server_args)
+        publish(server_args, role="scheduler")
+        return Scheduler(server_args, port_args, 0, 0, 0, 0, 0, 0, None)
+    from sglang.srt.runtime_context import SpawnRanks
+
+    server_args.resolve_once()
+    port_args = PortArgs.init_new(server_args)
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    configure_logger(server_args)
+    return Scheduler(server_args, port_args)
+
+
+def force_retractions(interval: int) -> None:
+    """Turn on SGLang's own test switch; it reads its environment at import, which happened before the fork."""
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, interval
+
+
+def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:
+    """The surfaces whose hooks are live.
+
+    Raises AssertionError unless the engine is what the spec says: ours where it speculates in a mode other than "off",
+    SGLang's own everywhere else. A test of an engine that quietly runs stock code would prove nothing.
+    """
+    from sglang_mamba_mtp import hooks
+
+    hooks.prove()
+    linear = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
+    ours = type(linear).__module__.startswith("sglang_mamba_mtp.")
+    wanted = spec.mode != "off" and spec.spec is not None
+    if ours != wanted:
+        raise AssertionError(
+            f"mode {spec.mode}, speculation {spec.spec}: the linear-attention backend is {type(linear).__module__}."
+            f"{type(linear).__qualname__}, expected {'the plugin' if wanted else 'SGLang'}'s own"
+        )
+    return [hook.surface for hook in hooks.active(spec.mode)]

@@ -1,0 +1,42 @@
+"""Fixtures of the engine tests: SGLang imported once, checkpoints written once."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import harness
+
+harness.prepare_environment("cpu")
+
+
+class Checkpoints:
+    """``checkpoints(family)`` is the folder of a tiny random-weight model, written on first use."""
+
+    def __init__(self, root):
+        self._root = root
+
+    def __call__(self, family: str) -> str:
+        from . import models
+
+        folder = self._root / family
+        if not (folder / "config.json").exists():
+            models.WRITERS[family](folder)
+        return str(folder)
+
+    @property
+    def vocab(self) -> int:
+        """Token ids below this are ordinary tokens (the last id of the vocabulary ends a text)."""
+        from . import models
+
+        return models.VOCAB - 1
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def sglang_version() -> str:
+    """SGLang, imported once into the process that forks the engines."""
+    return harness.import_sglang()

@@ -1,0 +1,234 @@
+"""Stands in for the scheduler's request receiver: hands it a scenario's requests when they are due.
+
+The scheduler calls ``recv_requests`` once per turn of its event loop; everything behind that call (dispatch, queueing,
+prefix matching, batching, retraction) is SGLang's own. Outgoing messages are dropped except abort notices.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from .scenario import Outcome, Request, Scenario
+
+STALL_STEPS = 3000
+
+
+class PlainTokenizer:
+    """Token id 17 reads "17 " after its predecessor: enough for stop strings, and every text is unambiguous."""
+
+    eos_token_id = None
+    additional_stop_token_ids: frozenset[int] = frozenset()
+    is_fast = False
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids, **_: Any) -> str:
+        return "".join(f" {token}," for token in token_ids)
+
+    def batch_decode(self, sequences, **_: Any) -> list[str]:
+        return [self.decode(tokens) for tokens in sequences]
+
+
+class Feeder:
+    """Drives a scheduler through scenarios, one after the other, and stops its event loop when all are done."""
+
+    def __init__(self, scheduler: Any, scenarios: Sequence[Scenario], max_steps: int):
+        self.scheduler = scheduler
+        self.todo = list(scenarios)
+        self.outcomes: dict[str, Outcome] = {}
+        self.step = 0
+        self._max_steps = max_steps
+        self._scenario: Scenario | None = None
+        self._start = 0
+        self._sent: dict[str, Request] = {}
+        self._sent_at: dict[str, int] = {}
+        self._reqs: dict[str, Any] = {}
+        self._abort_sent: set[str] = set()
+        self._abort_notices: set[str] = set()
+        self._last_progress = (0, -1)
+        self._idle_steps = 0
+        self._install()
+
+    def _install(self) -> None:
+        from .grammar import CountingBackend
+
+        scheduler = self.scheduler
+        scheduler.tokenizer = PlainTokenizer()
+        scheduler.request_receiver = self
+        scheduler.grammar_manager.grammar_backend = CountingBackend(end=min(scheduler.model_config.hf_eos_token_id))
+        add = scheduler._add_request_to_queue
+
+        def add_and_note(req, *args, **kwargs):
+            self._reqs[req.rid] = req
+            return add(req, *args, **kwargs)
+
+        scheduler._add_request_to_queue = add_and_note
+        channels = scheduler.ipc_channels
+        for sender in (channels.send_to_tokenizer, channels.send_to_detokenizer):
+            sender.send_output = self._on_output
+
+    def _on_output(self, output: Any, *_: Any) -> None:
+        if type(output).__name__ == "AbortReq":
+            self._abort_notices.add(output.rid)
+
+    # -- what the scheduler calls --------------------------------------------------------------------------------
+
+    def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
+        """The messages due at this turn of the event loop."""
+        self.step += 1
+        if self.step > self._max_steps:
+            raise TimeoutError(f"not done after {self._max_steps} event-loop steps: {self._describe()}")
+        if self._scenario is None and not self._next_scenario():
+            return list(local_reqs)
+        messages = [*local_reqs, *self._arrivals(), *self._aborts()]
+        self._check_progress(bool(messages))
+        if self._done():
+            self._finish_scenario()
+        return messages
+
+    # -- scenario bookkeeping ------------------------------------------------------------------------------------
+
+    def _next_scenario(self) -> bool:
+        if not self.scheduler.is_fully_idle():
+            return False
+        self._idle_steps += 1
+        if self._idle_steps < 3:  # the scheduler's own leak checks run when it is idle
+            return False
+        if not self.todo:
+            self.scheduler.gracefully_exit = True
+            return False
+        self._idle_steps = 0
+        self._scenario = self.todo.pop(0)
+        if self._scenario.flush and not self.scheduler.flush_cache():
+            raise AssertionError("the idle scheduler refused to flush its cache")
+        self._start, self._sent, self._abort_sent = self.step, {}, set()
+        return True
+
+    def _finish_scenario(self) -> None:
+        for rid in self._sent:
+            req, key = self._reqs[self._key(rid)], f"{self._scenario.name}/{rid}"
+            reason = req.finished_reason.to_json() if req.finished_reason is not None else {"type": "abort"}
+            self.outcomes[key] = Outcome(
+                prompt=list(req.origin_input_ids),
+                tokens=list(req.output_ids_through_stop),
+                finish=reason["type"],
+                aborted=reason["type"] == "abort",
+                cached_tokens=req.cached_tokens,
+                verify_steps=req.spec_verify_ct,
+                accepted_drafts=req.spec_num_correct_drafts,
+                retractions=req.retraction_count,
+            )
+        self._scenario = None
+
+    def _key(self, rid: str) -> str:
+        return f"{self._scenario.name}/{rid};"  # aborts match rids by their start, hence the end mark
+
+    def _tokens(self, rid: str) -> list[int]:
+        req = self._reqs.get(self._key(rid)) if rid in self._sent else None
+        return list(req.output_ids_through_stop) if req is not None else []
+
+    def _ended(self, rid: str) -> bool:
+        if rid not in self._sent:
+            return False
+        key = self._key(rid)
+        req = self._reqs.get(key)
+        return (req is not None and req.finished()) or key in self._abort_notices
+
+    def _done(self) -> bool:
+        return all(self._ended(request.rid) for request in self._scenario.requests)
+
+    def _due(self, request: Request) -> bool:
+        return (
+            request.rid not in self._sent
+            and self.step - self._start >= request.at_step
+            and all(self._ended(rid) for rid in (request.after, request.continues) if rid is not None)
+            and (request.when is None or len(self._tokens(request.when[0])) >= request.when[1])
+        )
+
+    def _arrivals(self) -> list[Any]:
+        due = [request for request in self._scenario.requests if self._due(request)]
+        messages = [self._message(request) for request in due]
+        self._sent |= {request.rid: request for request in due}
+        self._sent_at |= {request.rid: self.step for request in due}
+        return messages
+
+    def _message(self, request: Request) -> Any:
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        prompt = list(request.prompt)
+        if request.continues is not None:
+            earlier = self._reqs[self._key(request.continues)]
+            prompt = [*earlier.origin_input_ids, *earlier.output_ids_through_stop, *prompt]
+        stop, stop_token_ids = None, None
+        if request.stop_like is not None:
+            rid, i = request.stop_like
+            stop = [PlainTokenizer().decode(self._tokens(rid)[i : i + 2])]
+        if request.stop_token_like is not None:
+            rid, i = request.stop_token_like
+            stop_token_ids = {self._tokens(rid)[i]}
+        params = SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=0.0,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            regex=None if request.grammar is None else str(request.grammar),
+            ignore_eos=stop_token_ids is None and request.grammar is None,
+        )
+        if stop:
+            # What SamplingParams.normalize would ask a real tokenizer: how many tokens a stop string may span.
+            params.stop_strs, params.stop_str_max_len, params.stop_regex_strs = stop, 4, []
+            params.stop, params.is_normalized = None, True
+        else:
+            params.normalize(None)
+        params.verify(self.scheduler.model_config.vocab_size)
+        return TokenizedGenerateReqInput(
+            rid=self._key(request.rid),
+            input_text="",
+            input_ids=array("q", prompt),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=params,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+            extra_key=request.salt,
+        )
+
+    def _aborts(self) -> list[Any]:
+        from sglang.srt.managers.io_struct import AbortReq
+
+        due = [rid for rid, request in self._sent.items() if rid not in self._abort_sent and self._abort_due(request)]
+        self._abort_sent |= set(due)
+        return [AbortReq(rid=self._key(rid)) for rid in due]
+
+    def _abort_due(self, request: Request) -> bool:
+        if request.abort_at_step is not None:
+            return self.step - self._sent_at[request.rid] >= request.abort_at_step
+        return request.abort_after is not None and len(self._tokens(request.rid)) >= request.abort_after
+
+    # -- failing loudly ------------------------------------------------------------------------------------------
+
+    def _check_progress(self, new_messages: bool) -> None:
+        emitted = sum(len(req.output_ids) for req in self._reqs.values())
+        forwards = self.scheduler.forward_ct
+        if new_messages or (emitted, forwards) != self._last_progress[1:]:
+            self._last_progress = (self.step, emitted, forwards)
+        elif self.step - self._last_progress[0] > STALL_STEPS:
+            raise TimeoutError(f"no forward for {STALL_STEPS} event-loop steps: {self._describe()}")
+
+    def _describe(self) -> str:
+        if self._scenario is None:
+            return "between scenarios; the scheduler is not idle"
+        parts = []
+        for request in self._scenario.requests:
+            state = "ended" if self._ended(request.rid) else "running" if request.rid in self._sent else "not sent"
+            parts.append(f"{request.rid}: {state}, {len(self._tokens(request.rid))} tokens")
+        waiting, running = len(self.scheduler.waiting_queue), self.scheduler.running_batch.batch_size()
+        return f"scenario {self._scenario.name}: {'; '.join(parts)} (waiting {waiting}, running {running})"

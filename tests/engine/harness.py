@@ -1,0 +1,228 @@
+"""Runs real SGLang engines for tests: imports once, forks one process per configuration (1-3 s each on a CPU).
+
+    result = run(EngineSpec(model=path, spec="NGRAM", mode="snapshot"), [scenario, ...])
+    check_equal(result, [scenario, ...])       # tokens and pool states against a plain engine without any cache
+
+Two Schedulers cannot share a process, so each run has its own. On a CPU it is forked from a process that has imported
+SGLang and nothing more; with ``device="cuda"`` it is spawned, because importing SGLang may touch the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .child import child_main
+from .scenario import Request, Scenario
+from .spec import EngineSpec, Result
+from .states import Comparison, Prefix, State, as_tokens, compare
+
+STATE_BOUND = 1e-5
+"""Largest relative error of a state in float32. Clean runs show a few 1e-6, the mildest fault of sabotage.py 1e-1."""
+
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
+    "SGLANG_MAMBA_SSM_DTYPE": "float32",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+"""What the CPU engine needs in the environment, before SGLang or torch is imported."""
+
+PRELOAD = (
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",  # imports every model there is
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend",
+    "sglang.srt.layers.attention.linear.gdn_backend",
+    "sglang.srt.layers.attention.torch_native_backend",
+    "sglang.srt.speculative.ngram_worker",
+    "sglang.srt.mem_cache.kv_cache_configurator",
+    "sglang.srt.mem_cache.unified_radix_cache",
+)
+"""Imported once in the parent; whatever is missing here each child imports again."""
+
+LOG_TAIL = 40
+
+
+def prepare_environment(device: str) -> None:
+    """Set ENVIRONMENT for CPU engines; call before importing torch or SGLang. Values already set are kept."""
+    if device == "cpu":
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+
+
+@functools.cache
+def import_sglang() -> str:
+    """Import what a Scheduler needs, once, so that forks start warm. Returns SGLang's version."""
+    prepare_environment("cpu")
+    import torch
+
+    torch.set_num_threads(1)
+    from sglang_mamba_mtp import cpu
+
+    cpu.install()  # also for mode "off": without a GPU there is no engine to compare with otherwise
+    import sglang
+
+    for name in PRELOAD:
+        importlib.import_module(name)
+    return sglang.__version__
+
+
+class EngineError(AssertionError):
+    """A child died, timed out or raised; the text ends with the tail of its log."""
+
+
+def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
+    """Run the scenarios one after the other on one engine of its own."""
+    names = [scenario.name for scenario in scenarios]
+    if len(set(names)) != len(names):
+        raise ValueError(f"scenario names repeat: {names}")
+    on_cpu = spec.device == "cpu"
+    if on_cpu:
+        import_sglang()
+    context = multiprocessing.get_context("fork" if on_cpu else "spawn")
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        out, log = Path(folder, "result"), Path(folder, "log")
+        process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
+        process.start()
+        process.join(spec.timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise EngineError(_report(spec, f"no result within {spec.timeout:.0f} s", log))
+        if not out.exists():
+            raise EngineError(_report(spec, f"the process died, exit code {process.exitcode}", log))
+        payload = pickle.loads(out.read_bytes())
+        if not isinstance(payload, Result):
+            raise EngineError(_report(spec, str(payload).strip().rpartition("\n")[2], log))  # the log has it all
+        payload.log = log.read_text(errors="replace")
+    _note(spec, payload)
+    return payload
+
+
+def _report(spec: EngineSpec, what: str, log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else ["(no log)"]
+    return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
+
+
+def _note(spec: EngineSpec, result: Result) -> None:
+    print(
+        f"\n  engine {spec.label}: build {result.seconds_to_build:.1f} s, run {result.seconds_to_run:.1f} s, "
+        f"{result.forwards} forwards, accept length {result.accept_length:.2f}, "
+        f"{result.cached_tokens} cached tokens, {len(result.records)} states",
+        end="",
+    )
+
+
+# -- the reference: one plain engine per model and set of scenarios -------------------------------------------------
+
+_baselines: dict[tuple[str, str, str], Result] = {}
+_reference: dict[tuple[str, str], dict[Prefix, State]] = {}
+
+
+def plain_spec(spec: EngineSpec) -> EngineSpec:
+    """The engine to compare with: no speculation, no plugin, no radix cache, memory to spare."""
+    return EngineSpec(
+        model=spec.model,
+        radix=None,
+        mode="off",
+        device=spec.device,
+        dtype=spec.dtype,
+        chunked_prefill_size=4096,
+        max_mamba_cache_size=64,
+        timeout=spec.timeout,
+        env=spec.env,
+    )
+
+
+def baseline(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
+    """The plain engine's run of these scenarios, cached for the session."""
+    plain = plain_spec(spec)
+    fresh = []
+    for scenario in scenarios:
+        key = (spec.model, plain.key(), repr(scenario))
+        if key not in _baselines:
+            fresh.append(scenario)
+    if fresh:
+        result = run(plain, fresh)
+        for scenario in fresh:
+            part = {key: x for key, x in result.outcomes.items() if key.split("/")[0] == scenario.name}
+            _baselines[spec.model, plain.key(), repr(scenario)] = dataclasses.replace(result, outcomes=part, records=[])
+        _learn(plain, result)
+    parts = [_baselines[spec.model, plain.key(), repr(scenario)] for scenario in scenarios]
+    merged = {key: outcome for part in parts for key, outcome in part.outcomes.items()}
+    return dataclasses.replace(parts[0], outcomes=merged)
+
+
+def _learn(plain: EngineSpec, result: Result) -> None:
+    states = _reference.setdefault((plain.model, plain.key()), {})
+    for record in result.records:
+        states.setdefault(record.prefix, record.state)
+
+
+def reference_states(spec: EngineSpec, prefixes: Sequence[Prefix]) -> dict[Prefix, State]:
+    """The plain engine's states for these prefixes; what no baseline run has shown yet is prefilled on one more run."""
+    plain = plain_spec(spec)
+    known = _reference.setdefault((plain.model, plain.key()), {})
+    missing = sorted({prefix for prefix in prefixes if prefix not in known}, key=len)
+    if missing:
+        requests = tuple(Request(f"p{i}", tuple(as_tokens(p)), max_new_tokens=1) for i, p in enumerate(missing))
+        _learn(plain, run(plain, [Scenario("oracle", requests)]))
+    return known
+
+
+# -- the comparison ------------------------------------------------------------------------------------------------
+
+
+def token_differences(result: Result, wanted: Result) -> list[str]:
+    """One line per request whose prompt, tokens or finish reason differ from the wanted run's."""
+    lines = []
+    for key, want in wanted.outcomes.items():
+        got = result.outcomes[key]
+        if got.prompt != want.prompt:
+            lines.append(f"{key}: prompt differs (an earlier turn's output did)")
+            continue
+        a, b = got.tokens, want.tokens
+        if got.aborted and want.aborted:  # where an abort lands depends on the step, and a step yields several tokens
+            n = min(len(a), len(b))
+            a, b = a[:n], b[:n]
+        elif got.finish != want.finish:
+            lines.append(f"{key}: finished by {got.finish}, not {want.finish}")
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            lines.append(f"{key}: tokens differ from position {at}: {a[at : at + 6]} not {b[at : at + 6]}")
+    return lines
+
+
+def compare_states(result: Result, bound: float = STATE_BOUND) -> Comparison:
+    """Compare every state the run recorded with the plain engine's for the same tokens."""
+    reference = reference_states(result.spec, [record.prefix for record in result.records])
+    return compare(result.records, reference, bound)
+
+
+def check_equal(result: Result, scenarios: Sequence[Scenario], bound: float = STATE_BOUND) -> Comparison:
+    """Assert that tokens and states equal the plain engine's, and that the run could have shown a difference."""
+    differences = token_differences(result, baseline(result.spec, scenarios))
+    if differences:
+        raise AssertionError(f"{result.spec.label}: {len(differences)} requests differ:\n  " + "\n  ".join(differences))
+    if result.spec.spec is not None and result.accept_length <= 1.05:
+        raise AssertionError(f"{result.spec.label}: no drafts accepted ({result.accept_length:.2f}): proves nothing")
+    started = time.perf_counter()
+    comparison = compare_states(result, bound)
+    comparison.check()
+    print(
+        f"; {comparison.compared} states equal, worst {comparison.worst:.1e} ({comparison.worst_where})"
+        f" [{time.perf_counter() - started:.1f} s]",
+        end="",
+    )
+    return comparison

@@ -1,0 +1,81 @@
+"""The one place that says which engine configurations are tested, and which of them in every CI run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+
+from .spec import EngineSpec
+
+FAMILIES = ("gdn", "mamba2")
+
+MODES = {"gdn": ("snapshot", "replay"), "mamba2": ("snapshot",)}
+"""Per family, the modes whose engines must equal the plain engine. Add a mode here when the family has it."""
+
+FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
+
+ALGORITHMS = {
+    "ngram-chain": {"spec": "NGRAM", "bfs_breadth": 1, "draft_tokens": 6},
+    "ngram-tree": {"spec": "NGRAM", "bfs_breadth": 4, "draft_tokens": 8},
+    "nextn-chain": {"spec": "NEXTN", "topk": 1, "steps": 3, "draft_tokens": 4},
+    "nextn-tree": {"spec": "NEXTN", "topk": 3, "steps": 3, "draft_tokens": 8},
+}
+
+ENGINE = {
+    "gdn": {},
+    # Snapshots fall on multiples of the chunk size, which GDN fixes at 64 and Mamba2 takes from the configuration.
+    "mamba2": {"extra": {"json_model_override_args": '{"mamba_chunk_size": 16}'}},
+}
+"""Per family, what else its engines need."""
+
+CACHES = {
+    "no_buffer": {"radix": "no_buffer"},  # SGLang refuses overlap with it
+    "extra_buffer": {"radix": "extra_buffer"},
+    "extra_buffer-overlap": {"radix": "extra_buffer", "overlap": True},
+    "extra_buffer_lazy": {"radix": "extra_buffer_lazy", "overlap": True},  # SGLang refuses it without overlap
+}
+"""Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it."""
+
+FAST = {
+    ("gdn", "ngram-chain", "no_buffer"),
+    ("gdn", "ngram-tree", "extra_buffer"),
+    ("gdn", "nextn-chain", "extra_buffer_lazy"),
+    ("gdn", "nextn-tree", "no_buffer"),
+    ("gdn", "nextn-tree", "extra_buffer-overlap"),
+    ("mamba2", "ngram-chain", "extra_buffer-overlap"),
+    ("mamba2", "ngram-tree", "extra_buffer_lazy"),
+    ("mamba2", "nextn-chain", "extra_buffer"),
+    ("mamba2", "nextn-tree", "no_buffer"),
+}
+"""What runs without ``-m slow``: every family, algorithm and cache at least once."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    family: str
+    algorithm: str
+    cache: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.algorithm}-{self.cache}-{self.mode}"
+
+    def spec(self, model: str, **changes) -> EngineSpec:
+        """The engine of this cell on a checkpoint."""
+        settings = {**ENGINE[self.family], **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes}
+        return EngineSpec(model=model, mode=self.mode, **settings)
+
+
+def cases() -> list:
+    """Every cell as a pytest parameter; those outside FAST carry the ``slow`` marker."""
+    params = []
+    for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, ALGORITHMS, CACHES):
+        case = Case(family, algorithm, cache, mode)
+        marks = () if (family, algorithm, cache) in FAST else (pytest.mark.slow,)
+        params.append(pytest.param(case, id=case.name, marks=marks))
+    return params

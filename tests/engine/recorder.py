@@ -1,0 +1,138 @@
+"""Watches a scheduler run and records the mamba states it leaves in its slots, each under its token prefix.
+
+Four places are watched from outside, none of them hooked by the plugin: ``run_batch`` (states right after a forward
+and its commit, in stream order), ``process_batch_result`` (which tokens those were), the radix cache's ``insert``
+and the slot allocator's ``free`` (which slots the cache owns, and under which key).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .states import Record, as_prefix, read_state
+
+
+def slot_of(req: Any) -> torch.Tensor | None:
+    """The request's own state slot, a scalar tensor (it moved to ``req.kv`` between SGLang 0.5.17 and 0.5.23)."""
+    if hasattr(type(req), "mamba_pool_idx") or "mamba_pool_idx" in vars(req):
+        return req.mamba_pool_idx
+    return req.kv.mamba_pool_idx if req.kv is not None else None
+
+
+class Recorder:
+    """Collects :class:`~.states.Record` objects. ``live`` switches the per-step states of running requests."""
+
+    def __init__(self, scheduler: Any, *, live: bool):
+        self.scheduler = scheduler
+        self.pool = scheduler.req_to_token_pool.mamba_pool
+        self.records: list[Record] = []
+        self.live = live
+        self.step = 0
+        self.insertions = 0
+        self._owned: dict[int, bytes] = {}
+        self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
+        scheduler.run_batch = self._wrap_run_batch(scheduler.run_batch)
+        scheduler.process_batch_result = self._wrap_process(scheduler.process_batch_result)
+        scheduler.tree_cache.insert = self._wrap_insert(scheduler.tree_cache.insert)
+        allocator = scheduler.req_to_token_pool.mamba_allocator
+        allocator.free = self._wrap_free(allocator.free)
+        allocator.clear = self._wrap_clear(allocator.clear)
+
+    # -- running requests ----------------------------------------------------------------------------------------
+
+    def _wrap_run_batch(self, run_batch):
+        def wrapped(batch, *args, **kwargs):
+            extend = batch.forward_mode.is_extend()
+            result = run_batch(batch, *args, **kwargs)
+            self.step += 1
+            # Overlapped, a request may have ended and given up its slot after this batch was planned.
+            rows = [(row, req, slot_of(req)) for row, req in enumerate(batch.reqs)]
+            rows = [entry for entry in rows if entry[2] is not None]
+            if self.live and rows:
+                with self.scheduler.forward_stream_ctx:
+                    states = read_state(self.pool, torch.stack([slot.reshape(()) for *_, slot in rows]), settle=True)
+                # a prefill's tokens are known now; a decode's once its result is read
+                keys = [as_prefix(req.get_fill_ids()) if extend else None for _, req, _ in rows]
+                self._in_flight[id(result)] = [
+                    (row, req, key, state) for (row, req, _), key, state in zip(rows, keys, states, strict=True)
+                ]
+            return result
+
+        return wrapped
+
+    def _wrap_process(self, process):
+        def wrapped(batch, result, *args, **kwargs):
+            entries = self._in_flight.pop(id(result), [])
+            gone = [req.finished() or req.is_retracted for _, req, _, _ in entries]
+            before = [[*req.origin_input_ids, *req.output_ids] for _, req, _, _ in entries]
+            out = process(batch, result, *args, **kwargs)
+            for i, (row, req, key, state) in enumerate(entries):
+                if gone[i]:  # an overlapped extra step of a request that had ended
+                    continue
+                kind = "decode" if key is None else "prefill"
+                if key is None:
+                    key = as_prefix(before[i] + self._committed_drafts(result, row))
+                self.records.append(Record(kind, f"{req.rid}@{self.step}", key, state))
+            return out
+
+        return wrapped
+
+    @staticmethod
+    def _committed_drafts(result: Any, row: int) -> list[int]:
+        """Tokens past the root that the row's state holds: the accepted run without its bonus token."""
+        if getattr(result, "accept_lens", None) is None:
+            return []
+        stride, accepted = result.speculative_num_draft_tokens, int(result.accept_lens[row])
+        return result.next_token_ids[row * stride : row * stride + accepted - 1].tolist()
+
+    # -- slots the radix cache owns --------------------------------------------------------------------------------
+
+    def _wrap_insert(self, insert):
+        def wrapped(params):
+            value = params.mamba_value
+            result = insert(params)
+            if value is None or result.mamba_exist:
+                return result
+            key = params.key if not getattr(params.key, "is_bigram", False) else None
+            if key is None:
+                raise AssertionError("bigram keys on a mamba radix cache: the recorder cannot name their states")
+            prefix = as_prefix(key.raw_token_ids())
+            if not prefix:
+                return result
+            slot = int(value.reshape(-1)[0])
+            self._owned[slot] = prefix
+            self.insertions += 1
+            (state,) = read_state(self.pool, value, settle=False)
+            self.records.append(Record("insert", f"slot {slot}@{self.step}", prefix, state))
+            return result
+
+        return wrapped
+
+    def _wrap_free(self, free):
+        def wrapped(slots):
+            for slot in slots.reshape(-1).tolist():
+                self._owned.pop(slot, None)
+            return free(slots)
+
+        return wrapped
+
+    def _wrap_clear(self, clear):
+        def wrapped():
+            self._owned.clear()
+            return clear()
+
+        return wrapped
+
+    def close(self) -> None:
+        """Read what the radix cache owns now, and check that its own count of states agrees."""
+        tree = self.scheduler.tree_cache
+        if tree.supports_mamba():
+            counted = tree.mamba_evictable_size() + tree.mamba_protected_size()
+            if counted != len(self._owned):
+                raise AssertionError(f"the radix cache counts {counted} states, the recorder {len(self._owned)}")
+        device = self.pool.mamba_cache.temporal.device
+        for slot, prefix in sorted(self._owned.items()):
+            (state,) = read_state(self.pool, torch.tensor([slot], device=device), settle=False)
+            self.records.append(Record("radix", f"slot {slot} at the end", prefix, state))

@@ -1,0 +1,72 @@
+"""Faults put into an engine on purpose, to show that the comparisons see them. Applied after the plugin's hooks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+
+
+def apply(name: str | None) -> None:
+    """Put the named fault in place; ``None`` does nothing."""
+    if name is not None:
+        FAULTS[name]()
+
+
+def _wrap_commit(change):
+    """Let ``change(last_correct, steps_to_track)`` rewrite what the commit is told."""
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+
+    commit = HybridLinearAttnBackend.update_mamba_state_after_mtp_verify
+
+    @functools.wraps(commit)
+    def wrapped(self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, *args, **kwargs):
+        last, steps = change(last_correct_step_indices, mamba_steps_to_track)
+        return commit(self, last, mamba_track_indices, steps, *args, **kwargs)
+
+    HybridLinearAttnBackend.update_mamba_state_after_mtp_verify = wrapped
+
+
+def _commit_root():
+    """The commit takes the root's state instead of the last accepted node's."""
+    _wrap_commit(lambda last, steps: (last.new_zeros(last.shape), steps))
+
+
+def _commit_one_less():
+    """The commit takes the node before the last accepted one in verify order (the parent, in a chain)."""
+    _wrap_commit(lambda last, steps: ((last - 1).clamp(min=0), steps))
+
+
+def _track_root():
+    """The snapshot for the radix cache is taken at the root instead of the boundary node."""
+    _wrap_commit(lambda last, steps: (last, None if steps is None else steps.clamp(max=0)))
+
+
+def _unhook_commit():
+    """The plugin's commit hook is taken off again: stock code would serve."""
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+
+    commit = HybridLinearAttnBackend.update_mamba_state_after_mtp_verify
+    HybridLinearAttnBackend.update_mamba_state_after_mtp_verify = inspect.unwrap(commit)
+
+
+def _die():
+    """The process ends without a word."""
+    print("last words", flush=True)
+    os._exit(3)
+
+
+def _hang():
+    """The process never gets anywhere."""
+    time.sleep(3600)
+
+
+FAULTS = {
+    "commit_root": _commit_root,
+    "commit_one_less": _commit_one_less,
+    "track_root": _track_root,
+    "unhook_commit": _unhook_commit,
+    "die": _die,
+    "hang": _hang,
+}

@@ -1,0 +1,81 @@
+"""What is asked of an engine: requests, when they arrive and what stops them, as plain picklable data.
+
+Everything is expressed so that it means the same with and without speculation: arrivals and aborts may be tied to
+other requests' progress in tokens, follow-up prompts are built from earlier outputs inside the run, and stop
+conditions can be taken from another request's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. ``rid`` is unique within its scenario.
+
+    Arrival: once all of ``at_step`` (event-loop steps since the scenario began), ``after`` (that request finished) and
+    ``when`` = (rid, n) (that request has emitted n tokens) hold. With ``continues`` the prompt is that request's
+    prompt + its output + ``prompt``: a follow-up turn (it implies ``after``). Requests share cached prefixes only with
+    those of the same ``salt``.
+
+    Ends: ``max_new_tokens``; an abort after n emitted tokens (``abort_after``) or n steps after its arrival
+    (``abort_at_step``; 0 catches it in the queue, 1 or 2 in its prefill chunks); ``stop_like`` = (rid, i): the stop
+    string is the text of tokens i and i+1 of that finished request's output; ``stop_token_like`` = (rid, i): the same
+    with token i as a stop token id; ``grammar`` = n: the answer must be one of grammar.py's, n tokens and an end.
+    """
+
+    rid: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int = 16
+    at_step: int = 0
+    after: str | None = None
+    when: tuple[str, int] | None = None
+    continues: str | None = None
+    abort_after: int | None = None
+    abort_at_step: int | None = None
+    stop_like: tuple[str, int] | None = None
+    stop_token_like: tuple[str, int] | None = None
+    grammar: int | None = None
+    salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Requests that run together. ``flush`` empties the radix cache and the pools before it begins."""
+
+    name: str
+    requests: tuple[Request, ...]
+    flush: bool = False
+
+    def __post_init__(self):
+        rids = [request.rid for request in self.requests]
+        if len(set(rids)) != len(rids):
+            raise ValueError(f"scenario {self.name}: request ids repeat: {rids}")
+        for request in self.requests:
+            others = (request.after, request.continues, *(x and x[0] for x in (request.when, request.stop_like)))
+            for other in others:
+                if other is not None and other not in rids:
+                    raise ValueError(f"scenario {self.name}: {request.rid} waits for unknown request {other!r}")
+
+
+@dataclass
+class Outcome:
+    """What became of one request."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    aborted: bool = False
+    cached_tokens: int = 0
+    verify_steps: int = 0
+    accepted_drafts: int = 0
+    retractions: int = 0
+
+
+def mean_accept_length(outcomes: Mapping[str, Outcome]) -> float:
+    """Tokens a verify step yielded on average, the bonus token included; 0 without any verify step."""
+    steps = sum(outcome.verify_steps for outcome in outcomes.values())
+    drafts = sum(outcome.accepted_drafts for outcome in outcomes.values())
+    return 1 + drafts / steps if steps else 0.0

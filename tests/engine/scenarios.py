@@ -1,0 +1,163 @@
+"""The scenarios of testing.md, level 3, as data. Token ids are drawn below ``vocab``; 0 to 2 are kept out of prompts.
+
+Greedy decoding of a small random model soon repeats itself, and a prompt that was answered before leaves its answer in
+the n-gram corpus: both give drafts something to match, so accepted runs of every length occur.
+"""
+
+from __future__ import annotations
+
+import random
+
+from .scenario import Request, Scenario
+
+
+def tokens(seed: int, n: int, vocab: int) -> tuple[int, ...]:
+    """n random token ids."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, vocab) for _ in range(n))
+
+
+def repetitive(seed: int, n: int, vocab: int, motif: int = 7) -> tuple[int, ...]:
+    """n token ids that repeat a motif."""
+    unit = tokens(seed, motif, vocab)
+    return (unit * (n // motif + 1))[:n]
+
+
+def turns(vocab: int) -> Scenario:
+    """Conversations whose next prompt is the last one with its answer: prefix hits on states of finished requests."""
+    return Scenario(
+        "turns",
+        (
+            Request("a1", repetitive(1, 70, vocab), 24),
+            Request("b1", tokens(2, 33, vocab), 40, at_step=1),
+            Request("a2", tokens(3, 5, vocab), 30, continues="a1"),
+            Request("b2", tokens(4, 1, vocab), 17, continues="b1"),
+            Request("a3", tokens(5, 9, vocab), 21, continues="a2"),
+            Request("again", repetitive(1, 70, vocab), 40, after="a3"),
+        ),
+    )
+
+
+def shared(vocab: int) -> Scenario:
+    """One long prefix under several prompts: hits while its owner still runs, branches, an identical prompt."""
+    system = tokens(10, 80, vocab)
+    return Scenario(
+        "shared",
+        (
+            Request("s1", system + tokens(11, 12, vocab), 30),
+            Request("s2", system + tokens(12, 7, vocab), 25, when=("s1", 1)),
+            Request("s3", system[:65] + tokens(13, 20, vocab), 20, when=("s1", 6)),
+            Request("s4", system + tokens(11, 12, vocab), 36, after="s1"),
+            Request("s5", system + tokens(11, 12, vocab) + tokens(14, 3, vocab), 18, after="s2"),
+            Request("s6", system + tokens(12, 7, vocab)[:4], 18, after="s3"),
+        ),
+    )
+
+
+def chunked(vocab: int) -> Scenario:
+    """Prompts of several prefill chunks, one of them ending one past a chunk boundary, while others decode."""
+    return Scenario(
+        "chunked",
+        (
+            Request("short", repetitive(20, 20, vocab), 48),
+            Request("long", tokens(21, 200, vocab), 20, at_step=2),
+            Request("edge", tokens(22, 129, vocab), 20, at_step=3),
+            Request("more", tokens(23, 6, vocab), 20, continues="long"),
+            Request("longer", tokens(21, 190, vocab) + tokens(24, 15, vocab), 12, after="long"),
+        ),
+    )
+
+
+def staggered(vocab: int) -> Scenario:
+    """Arrivals and ends spread over the steps: the batch grows, shrinks and is compacted; rows and slots are reused."""
+    ends = (30, 9, 22, 4, 35, 13, 18, 27)
+    arrivals = (0, 1, 2, 2, 5, 8, 9, 14)
+    return Scenario(
+        "staggered",
+        tuple(
+            Request(f"r{i}", repetitive(30 + i, 11 + 6 * i, vocab, motif=5 + i), end, at_step=arrival)
+            for i, (end, arrival) in enumerate(zip(ends, arrivals, strict=True))
+        ),
+    )
+
+
+def limits(vocab: int) -> Scenario:
+    """``max_new_tokens`` that end a request inside an accepted run, at every offset, and what follows on such ends."""
+    prompt = repetitive(40, 40, vocab)
+    first = Request("warm", prompt, 40)
+    capped = tuple(Request(f"m{n}", prompt, n, after="warm") for n in (1, 2, 3, 4, 5, 6, 7, 17))
+    follow = tuple(Request(f"f{n}", tokens(41 + n, 3, vocab), 12, continues=f"m{n}") for n in (2, 3, 5, 6, 17))
+    return Scenario("limits", (first, *capped, *follow))
+
+
+def stops(vocab: int) -> Scenario:
+    """Stop strings and stop tokens met inside an accepted run, and follow-ups on the cut answers."""
+    prompt = tokens(50, 30, vocab)
+    return Scenario(
+        "stops",
+        (
+            Request("warm", prompt, 32),
+            Request("string3", prompt, 32, after="warm", stop_like=("warm", 3)),
+            Request("string8", prompt, 32, after="warm", stop_like=("warm", 8)),
+            Request("token4", prompt, 32, after="warm", stop_token_like=("warm", 4)),
+            Request("token9", prompt, 32, after="warm", stop_token_like=("warm", 9)),
+            Request("next3", tokens(51, 4, vocab), 14, continues="string3"),
+            Request("next4", tokens(52, 4, vocab), 14, continues="token4"),
+        ),
+    )
+
+
+def aborts(vocab: int) -> Scenario:
+    """Requests aborted in the queue, between prefill chunks and while they decode; their prompts come again."""
+    a, b, c = tokens(60, 90, vocab), repetitive(61, 35, vocab), tokens(62, 24, vocab)
+    d = tokens(66, 180, vocab)
+    return Scenario(
+        "aborts",
+        (
+            Request("stays", repetitive(63, 25, vocab), 45),
+            Request("a", a, 40, at_step=1, abort_after=5),
+            Request("b", b, 40, at_step=1, abort_after=11),
+            Request("c", c, 40, at_step=3, abort_at_step=0),
+            Request("d", d, 40, at_step=4, abort_at_step=2),
+            Request("a2", a + tokens(64, 2, vocab), 16, after="a"),
+            Request("b2", b, 30, after="b"),
+            Request("c2", c, 16, after="c"),
+            Request("d2", d[:140], 12, after="d"),
+            Request("a3", tokens(65, 3, vocab), 10, continues="a2"),
+        ),
+    )
+
+
+def grammars(vocab: int) -> Scenario:
+    """Constrained answers beside an unconstrained one, and what follows on them.
+
+    The ``past`` requests write down what the model says after the end of each answer; the ``late`` ones then draft it,
+    so that their last accepted run goes past the end of the grammar. They have a salt of their own, or the cache would
+    keep the states of the first ones and never own theirs.
+    """
+    prompt, lengths = repetitive(90, 30, vocab), (3, 8, 13, 14, 22)
+    requests = [Request("free", prompt, 45)]
+    requests += [Request(f"g{n}", prompt, 40, at_step=2 * i, grammar=n) for i, n in enumerate(lengths)]
+    requests += [Request(f"past{n}", (), 12, continues=f"g{n}") for n in lengths]
+    requests += [Request(f"late{n}", prompt, 40, after=f"past{n}", grammar=n, salt="late") for n in lengths]
+    requests += [Request(f"f{n}", tokens(91 + n, 3, vocab), 12, continues=f"late{n}", salt="late") for n in lengths]
+    return Scenario("grammars", tuple(requests))
+
+
+def pressure(vocab: int) -> Scenario:
+    """More conversations than slots and tokens: run it on a small engine, where it must evict and retract."""
+    first = tuple(Request(f"p{i}", repetitive(70 + i, 20 + 9 * i, vocab), 30 + i, at_step=i) for i in range(7))
+    second = tuple(Request(f"q{i}", tokens(80 + i, 4, vocab), 20, continues=f"p{i}") for i in range(7))
+    third = tuple(Request(f"z{i}", repetitive(70 + i, 20 + 9 * i, vocab), 12, after=f"q{i}") for i in (0, 3, 6))
+    return Scenario("pressure", first + second + third)
+
+
+def flushed(vocab: int) -> Scenario:
+    """An earlier conversation again after the cache was flushed: nothing of the old states may be left."""
+    return Scenario("flushed", tuple(turns(vocab).requests[:3]), flush=True)
+
+
+def common(vocab: int) -> tuple[Scenario, ...]:
+    """All scenarios that one ordinary engine runs in sequence."""
+    makers = (turns, shared, chunked, staggered, limits, stops, aborts, grammars, flushed)
+    return tuple(maker(vocab) for maker in makers)

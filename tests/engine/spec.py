@@ -1,0 +1,127 @@
+"""One engine configuration, and what a run of it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .scenario import Outcome, mean_accept_length
+from .states import Record
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A Scheduler to build. Frozen and hashable by :meth:`key`, so that runs can be cached.
+
+    model: directory of the checkpoint. spec: None, "NGRAM" or "NEXTN". topk, steps, draft_tokens: NEXTN's tree (topk 1
+    is a chain of steps + 1 nodes); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is
+    what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
+    tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
+    after every forward (synchronises each step: on a GPU it undoes the overlap). retract_every: force a retraction
+    every so many forwards. sabotage: a fault of sabotage.py. extra: further ServerArgs fields, which win over all else.
+    """
+
+    model: str
+    spec: str | None = None
+    topk: int = 1
+    steps: int = 3
+    draft_tokens: int = 4
+    bfs_breadth: int = 4
+    radix: str | None = "no_buffer"
+    mode: str = "off"
+    track_interval: int = 16
+    page_size: int = 1
+    chunked_prefill_size: int = 64
+    max_mamba_cache_size: int = 48
+    max_running_requests: int = 8
+    max_total_tokens: int = 8192
+    device: str = "cpu"
+    dtype: str = "float32"
+    overlap: bool = False
+    record_live: bool = True
+    sabotage: str | None = None
+    retract_every: int | None = None
+    max_steps: int = 20_000
+    timeout: float = 240.0
+    env: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def key(self) -> str:
+        """Equal for equal specs."""
+        return repr(self)
+
+    @property
+    def label(self) -> str:
+        """A short name for logs and failure texts."""
+        algorithm = {
+            None: "plain",
+            "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}",
+            "NEXTN": f"nextn-k{self.topk}-s{self.steps}-n{self.draft_tokens}",
+        }[self.spec]
+        return f"{Path(self.model).name}-{self.mode}-{algorithm}-{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
+
+    def server_args(self) -> dict[str, Any]:
+        """The ServerArgs keywords, the same for both SGLang versions."""
+        gpu = self.device != "cpu"
+        args: dict[str, Any] = {
+            "model_path": self.model,
+            "device": self.device,
+            "dtype": self.dtype,
+            "trust_remote_code": False,
+            "skip_tokenizer_init": True,
+            "attention_backend": "triton" if gpu else "torch_native",
+            "sampling_backend": "pytorch",
+            "grammar_backend": "none",
+            "disable_overlap_schedule": not self.overlap,
+            "disable_cuda_graph": not gpu,
+            "max_total_tokens": self.max_total_tokens,
+            "max_running_requests": self.max_running_requests,
+            "max_mamba_cache_size": self.max_mamba_cache_size,
+            "chunked_prefill_size": self.chunked_prefill_size,
+            "page_size": self.page_size,
+            "random_seed": 1,
+            "watchdog_timeout": 3600,
+            "log_level": "info",
+        }
+        if self.radix is None:
+            args["disable_radix_cache"] = True
+        else:
+            args["mamba_radix_cache_strategy"] = self.radix
+            args["mamba_track_interval"] = self.track_interval
+        if self.spec is not None:
+            args["speculative_algorithm"] = self.spec
+            args["speculative_num_draft_tokens"] = self.draft_tokens
+        if self.spec == "NGRAM":
+            args["speculative_ngram_max_bfs_breadth"] = self.bfs_breadth
+        if self.spec == "NEXTN":
+            args["speculative_num_steps"] = self.steps
+            args["speculative_eagle_topk"] = self.topk
+        return args | self.extra
+
+
+@dataclass
+class Result:
+    """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time."""
+
+    spec: EngineSpec
+    outcomes: dict[str, Outcome]
+    records: list[Record]
+    insertions: int
+    steps: int
+    forwards: int
+    pool: str
+    hooks: list[str]
+    seconds_to_build: float
+    seconds_to_run: float
+    log: str = ""
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens a verify step yielded."""
+        return mean_accept_length(self.outcomes)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens served from the radix cache, over all requests."""
+        return sum(outcome.cached_tokens for outcome in self.outcomes.values())

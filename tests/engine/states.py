@@ -1,0 +1,133 @@
+"""Mamba pool states as test data: how a slot is read, recorded under its token prefix, and compared.
+
+A state is a function of the model and of the tokens folded into it, nothing else: not of the batch it ran in, not of
+the radix cache, not of speculation. So every state an engine run shows is keyed by its token prefix and compared with
+the state a plain, cache-less, non-speculative run has for the same prefix.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Prefix = bytes
+"""Token ids as the bytes of an ``array("q")``: hashable, compact, exact."""
+
+
+def as_prefix(token_ids) -> Prefix:
+    """The key of a token sequence."""
+    return array("q", token_ids).tobytes()
+
+
+def as_tokens(prefix: Prefix) -> list[int]:
+    """The token ids of a key."""
+    tokens = array("q")
+    tokens.frombytes(prefix)
+    return tokens.tolist()
+
+
+@dataclass(frozen=True)
+class State:
+    """One slot on the CPU: ``temporal [layers, ...]`` and ``conv``, one ``[layers, ...]`` tensor per conv state."""
+
+    temporal: torch.Tensor
+    conv: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A state seen in a run. ``where`` says when (request and step, or the radix event), for error texts.
+
+    ``kind`` is "prefill" or "decode" for a running request's own slot, "insert" for a slot just handed to the radix
+    cache and "radix" for one the radix cache still owns at the end of the run.
+    """
+
+    kind: str
+    where: str
+    prefix: Prefix
+    state: State
+
+
+def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
+    """Read slots of a mamba pool, without changing the pool. The tests' only door to the pool's layout.
+
+    ``slots`` is an int tensor [n]. With ``settle`` the tokens a replay-mode pool still has pending for a slot are
+    folded in for the reading and then put back, so that reading each step does not stop windows from growing; without
+    it the checkpoint is read as it stands, which is what the radix cache would copy.
+    """
+    slots = slots.to(torch.int64).reshape(-1)
+    window = getattr(pool, "window", None)  # replay mode only
+    if window is None or not settle:
+        return _read(pool, slots)
+    pending = window.pending
+    cache = pool.mamba_cache
+    saved = (pending[slots].clone(), cache.temporal[:, slots].clone(), [conv[:, slots].clone() for conv in cache.conv])
+    pool.settle(slots)
+    if not bool((pending[slots] == 0).all()):
+        raise AssertionError(f"pool.settle left pending tokens: {pending[slots].tolist()}")
+    states = _read(pool, slots)
+    pending[slots], cache.temporal[:, slots] = saved[0], saved[1]
+    for conv, old in zip(cache.conv, saved[2], strict=True):
+        conv[:, slots] = old
+    return states
+
+
+def _read(pool: Any, slots: torch.Tensor) -> list[State]:
+    cache = pool.mamba_cache
+    temporal = cache.temporal[:, slots].float().cpu()
+    convs = [conv[:, slots].float().cpu() for conv in cache.conv]
+    return [State(temporal[:, i].clone(), tuple(conv[:, i].clone() for conv in convs)) for i in range(len(slots))]
+
+
+def relative_error(got: State, want: State) -> float:
+    """Largest relative Frobenius error over layers, of the recurrent and the conv states alike.
+
+    A zero reference layer is measured absolutely; a NaN counts as an infinite error.
+    """
+    pairs = [(got.temporal, want.temporal), *zip(got.conv, want.conv, strict=True)]
+    worst = 0.0
+    for a, b in pairs:
+        if a.shape != b.shape:
+            raise AssertionError(f"state shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
+        difference = (a.double() - b.double()).flatten(1).norm(dim=1)
+        scale = b.double().flatten(1).norm(dim=1)
+        error = torch.where(scale > 0, difference / scale, difference)
+        if not bool(error.isfinite().all()):
+            return float("inf")
+        worst = max(worst, float(error.max()))
+    return worst
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing a run's records with the reference states gave."""
+
+    compared: int
+    worst: float
+    worst_where: str
+    bad: list[str]
+
+    def check(self) -> None:
+        """Raise with the first offenders if any state was out of bound."""
+        if self.bad:
+            shown = "\n  ".join(self.bad[:12])
+            raise AssertionError(f"{len(self.bad)} of {self.compared} states differ from the reference:\n  {shown}")
+
+
+def compare(records: list[Record], reference: dict[Prefix, State], bound: float) -> Comparison:
+    """Compare every record with the reference state of its prefix; a prefix without a reference is an error."""
+    worst, worst_where, bad = 0.0, "", []
+    for record in records:
+        label = f"{record.kind} {record.where} [{len(as_tokens(record.prefix))} tokens]"
+        if record.prefix not in reference:
+            bad.append(f"{label}: no reference state")
+            continue
+        error = relative_error(record.state, reference[record.prefix])
+        if error >= worst:
+            worst, worst_where = error, label
+        if error > bound:
+            bad.append(f"{label}: relative error {error:.2e} > {bound:.0e}")
+    return Comparison(len(records), worst, worst_where, bad)

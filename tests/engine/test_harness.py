@@ -1,0 +1,68 @@
+"""The harness fails loudly: dead, hanging and unhooked engines, and faults in the committed states."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import scenarios
+from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
+from .matrix import FAMILY_MODES, MODES, Case
+from .scenario import Request, Scenario
+from .states import compare
+
+ONE = Scenario("one", (Request("r", (5, 6, 7, 5, 6, 7, 5, 6), 8),))
+
+
+def test_dead_engine(checkpoint):
+    spec = Case("gdn", "ngram-tree", "no_buffer", "snapshot").spec(checkpoint("gdn"), sabotage="die")
+    with pytest.raises(EngineError, match=r"(?s)exit code 3.*last words"):
+        run(spec, [ONE])
+
+
+def test_hanging_engine(checkpoint):
+    spec = Case("gdn", "ngram-tree", "no_buffer", "snapshot").spec(checkpoint("gdn"), sabotage="hang", timeout=3)
+    with pytest.raises(EngineError, match="no result within 3 s"):
+        run(spec, [ONE])
+
+
+def test_engine_that_raises(checkpoint):
+    spec = Case("gdn", "ngram-tree", "no_buffer", "snapshot").spec(checkpoint("gdn"), extra={"model_path": "/nowhere"})
+    with pytest.raises(EngineError, match=r"(?s)Error: .*/nowhere.*last lines of its log.*/nowhere"):
+        run(spec, [ONE])
+
+
+@pytest.mark.parametrize("mode", MODES["gdn"])
+def test_hooks_that_are_not_live(checkpoint, mode):
+    spec = Case("gdn", "ngram-tree", "no_buffer", mode).spec(checkpoint("gdn"), sabotage="unhook_commit")
+    with pytest.raises(EngineError, match="not live"):
+        run(spec, [ONE])
+
+
+def _sabotaged(checkpoint, case: Case, fault: str):
+    """A faulty run of one scenario, and the kinds of record whose states show it."""
+    todo = [scenarios.turns(checkpoint.vocab)]
+    result = run(case.spec(checkpoint(case.family), sabotage=fault), todo)
+    changed = token_differences(result, baseline(result.spec, todo))
+    print(f"; tokens differ in {len(changed)} of {len(result.outcomes)} requests", end="")
+    # A state is wrong before the text is: the reference has the prefixes up to there, and the rest needs no comparing.
+    known = reference_states(result.spec, [])
+    kinds = {}
+    for kind in ("prefill", "decode", "insert", "radix"):
+        records = [record for record in result.records if record.kind == kind and record.prefix in known]
+        kinds[kind] = compare(records, known, STATE_BOUND)
+        print(f"; {kind}: {len(kinds[kind].bad)} of {len(records)} states differ", end="")
+    return kinds
+
+
+@pytest.mark.parametrize(("family", "mode"), FAMILY_MODES)
+@pytest.mark.parametrize("fault", ["commit_root", "commit_one_less"])
+def test_wrong_commit_is_seen(checkpoint, family, fault, mode):
+    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), fault)
+    assert kinds["decode"].worst > 1000 * STATE_BOUND
+
+
+@pytest.mark.parametrize("mode", MODES["gdn"])
+@pytest.mark.parametrize("cache", ["extra_buffer", "extra_buffer-overlap", "extra_buffer_lazy"])
+def test_wrong_snapshot_is_seen(checkpoint, cache, mode):
+    kinds = _sabotaged(checkpoint, Case("gdn", "nextn-chain", cache, mode), "track_root")
+    assert kinds["insert"].worst > 1000 * STATE_BOUND

@@ -1,0 +1,29 @@
+"""NGRAM at breadth 1 still drafts branches; stock SGLang then verifies a tree as a chain and is silently wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import scenarios
+from .harness import baseline, check_equal, compare_states, run, token_differences
+from .matrix import FAMILIES, FAMILY_MODES, Case
+
+
+def _scenarios(checkpoint):
+    vocab = checkpoint.vocab
+    return [scenarios.shared(vocab), scenarios.limits(vocab), scenarios.stops(vocab), scenarios.aborts(vocab)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stock_is_wrong(family, checkpoint):
+    """If this fails, SGLang has fixed it: drop our fix for that version."""
+    todo = _scenarios(checkpoint)
+    result = run(Case(family, "ngram-chain", "no_buffer", "off").spec(checkpoint(family)), todo)
+    assert token_differences(result, baseline(result.spec, todo)), "stock gave the right tokens"
+    assert compare_states(result).bad, "stock gave the right states"
+
+
+@pytest.mark.parametrize(("family", "mode"), FAMILY_MODES)
+def test_plugin_is_right(family, mode, checkpoint):
+    todo = _scenarios(checkpoint)
+    check_equal(run(Case(family, "ngram-chain", "no_buffer", mode).spec(checkpoint(family)), todo), todo)
