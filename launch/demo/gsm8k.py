@@ -1,0 +1,76 @@
+"""Run sglang.test.few_shot_gsm8k on the tiny models' data, against a server of its own or a running one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mtp_demo.options import DATA, ROOT
+from mtp_demo.progress import Progress
+from mtp_demo.server import HOST, Server, ServerError
+from rich.console import Console
+
+SHOTS = 5
+
+
+def main() -> int:
+    """Returns the benchmark's exit status, or 3 if the server fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, required=True)
+    parser.add_argument("--parallel", type=int, required=True)
+    parser.add_argument("--port", type=int, help="a server that runs already")
+    parser.add_argument("serve", nargs=argparse.REMAINDER, help="flags of launch/serve_tiny.sh")
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    serve = args.serve[1:] if args.serve[:1] == ["--"] else args.serve
+    with tempfile.TemporaryDirectory(prefix="gsm8k-") as folder, _port(args.port, serve, Path(folder)) as port:
+        questions = Path(folder) / "questions.jsonl"
+        questions.write_text(_head("train.jsonl", SHOTS) + _head("test.jsonl", args.questions), encoding="utf-8")
+        command = [sys.executable, "-W", "ignore", "-m", "sglang.test.few_shot_gsm8k", "--data-path", str(questions)]
+        command += ["--num-questions", str(args.questions + SHOTS), "--num-shots", str(SHOTS)]
+        command += ["--max-new-tokens", "160", "--parallel", str(args.parallel), "--host", HOST]
+        # The benchmark leaves its transcript in the working directory.
+        return subprocess.run([*command, "--port", str(port)], cwd=folder, env=_environment()).returncode
+
+
+def _head(name: str, count: int) -> str:
+    with (DATA / name).open(encoding="utf-8") as lines:
+        return "".join(line for _, line in zip(range(count), lines, strict=False))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "NO_PROXY": HOST, "no_proxy": HOST}
+
+
+@contextlib.contextmanager
+def _port(given: int | None, serve: list[str], folder: Path) -> Iterator[int]:
+    if given is not None:
+        yield given
+        return
+    progress = Progress(Console())
+    server = Server(["bash", str(ROOT / "launch" / "serve_tiny.sh"), *serve], device="", log=folder / "server.log")
+    try:
+        with progress.waiting("starting the server") as show:
+            server.start(on_wait=show)
+        progress.say(f"server up in {server.start_seconds:.0f} s")
+        yield server.port
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,21 @@
+"""Makes launch/demo importable, and answers, runs and options that need no server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "launch" / "demo"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that passes for a model."""
+    folder = tmp_path / "tiny-test"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
