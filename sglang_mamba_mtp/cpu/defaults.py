@@ -135,14 +135,20 @@ def apply(args: Any) -> None:
 
 
 def hook_server_args(module: ModuleType) -> None:
-    """Run `apply` on every ServerArgs right after its fields are set."""
+    """Run `apply` on every ServerArgs before SGLang resolves it.
+
+    Up to 0.5.17 that is the start of `__post_init__`. Later it is `resolve_once`: there ServerArgs is a msgspec struct,
+    which never looks at a replaced `__post_init__`.
+    """
     cls = module.ServerArgs
-    original = cls.__post_init__
+    name = "resolve_once" if hasattr(cls, "resolve_once") else "__post_init__"
+    original = getattr(cls, name)
 
     @functools.wraps(original)
-    def post_init(self: Any) -> None:
-        if str(self.model_path).lower() not in ("none", "dummy"):
+    def completed(self: Any) -> None:
+        done = getattr(self, "_resolution_finished", False) or getattr(self, "_resolution_failed", False)
+        if not done and str(self.model_path).lower() not in ("none", "dummy"):
             apply(self)
         original(self)
 
-    cls.__post_init__ = post_init
+    setattr(cls, name, completed)

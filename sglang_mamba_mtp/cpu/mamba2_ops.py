@@ -58,7 +58,7 @@ def mamba_chunk_scan_combined(
     track_seq_idx: torch.Tensor | None = None,
     track_end_locs: torch.Tensor | None = None,
     state_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor | None, ...]:
     """Prefill of packed sequences, as `MambaMixer2.forward` calls it.
 
     Args:

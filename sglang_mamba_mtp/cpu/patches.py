@@ -118,7 +118,22 @@ _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _NO_PIN = "asks for pinned memory"
 
+def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        config.dtype = torch.get_default_dtype()  # the loader's: --dtype
+        original(self, config, *args, **kwargs)
+
+    return init
+
+
 PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "sglang.srt.models.nemotron_h_mtp",
+        "NemotronHForCausalLMMTP.__init__",
+        _mtp_in_the_models_dtype,
+        "builds eh_proj in the checkpoint's dtype, whatever --dtype says",
+    ),
     Patch(_SCATTER, "fused_mamba_state_scatter_with_mask", _value(commit_ops.scatter_states_with_mask), "Triton"),
     Patch(_SCATTER, "fused_conv_window_scatter_with_mask", _value(commit_ops.scatter_states_with_mask), "Triton"),
     Patch(_SCATTER, "fused_conv_window_scatter_multi", _value(commit_ops.scatter_conv_windows_multi), "Triton", True),
@@ -207,10 +222,13 @@ def _apply(patch: Patch, module: ModuleType) -> None:
 
 def apply_all() -> list[str]:
     """Apply every patch, now or when its module comes. Returns `target: reason` lines."""
-    torch.cuda.synchronize = _nothing
-    torch.Tensor.pin_memory = _unpinned
-    torch.Tensor.record_stream = _nothing
-    torch.get_device_module = functools.partial(_device_module, torch.get_device_module)
+    for owner, name, new in (
+        (torch.cuda, "synchronize", _nothing),
+        (torch.Tensor, "pin_memory", _unpinned),
+        (torch.Tensor, "record_stream", _nothing),
+        (torch, "get_device_module", functools.partial(_device_module, torch.get_device_module)),
+    ):
+        setattr(owner, name, new)
     for patch in PATCHES:
         when_imported(patch.module, functools.partial(_apply, patch))
     lines = [f"{patch.target}: {patch.reason}" for patch in PATCHES]

@@ -1,4 +1,4 @@
-"""The wheel: everything is in it, SGLang finds the plugin in it, and it stays out of Hugging Face's ``kernels``' way."""
+"""The wheel: all is in it, SGLang finds the plugin in it, and it leaves Hugging Face's ``kernels`` alone."""
 
 from __future__ import annotations
 
