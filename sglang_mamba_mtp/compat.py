@@ -5,6 +5,7 @@ SGLang is imported inside functions only: `env_report` must be able to load this
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -118,10 +119,6 @@ class Surface:
 
 def _same(path: str, parameters: str) -> Surface:
     return Surface(path, (tuple(parameters.split()),))
-
-
-def _either(path: str, *parameters: str) -> Surface:
-    return Surface(path, tuple(tuple(known.split()) for known in parameters))
 
 
 _HL = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
@@ -260,6 +257,7 @@ PER_SEQUENCE_FLOOR = "per_sequence_floor"  # floor(len / chunk) states a sequenc
 FLAT_GRID = "flat_grid"  # one grid over the whole flattened batch; states off it are recomputed (Mamba2 later)
 
 
+@functools.cache
 def boundary_states(family: str) -> str:
     """How `h` is laid out for ``family`` in the installed version."""
     if family == GDN:
@@ -302,6 +300,7 @@ class HostTracking:
 _HOST_COPY = "_mamba_mtp_host"
 
 
+@functools.cache
 def schedule_batch_has_host_tracking() -> bool:
     """Whether SGLang itself carries the host copies from the scheduler to the forward (0.5.17 does not)."""
     module = importlib.import_module("sglang.srt.model_executor.forward_batch_info")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from mamba_mtp_kernels import gdn
+from mamba_mtp_kernels import gdn, mamba2
 
-from .modes import GDN
+from .modes import GDN, MAMBA2
 from .window import TokenField, WindowLayout
 
 
@@ -36,15 +36,45 @@ class GdnFamily:
         }
 
     @staticmethod
-    def fold(device: torch.device) -> Callable[..., None]:
-        """The family's fold for tensors on ``device``."""
+    def fold(device: torch.device, model: Any) -> Callable[..., None]:
+        """The family's fold for tensors on ``device``; a GDN fold needs nothing of ``model``."""
         return gdn.ops_for(device).fold
 
 
-Family = type[GdnFamily]
+class Mamba2Family:
+    """Mamba2 (Nemotron-H and others): x and B after the convolution, and the final step size dt."""
+
+    name = "Mamba2"
+
+    @staticmethod
+    def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
+        """Window fields for SGLang's ``Mamba2StateShape`` (``temporal`` = (nheads, headdim, dstate), per rank)."""
+        heads, head_dim, state = shape.temporal
+        groups = (shape.conv[0][0] - heads * head_dim) // (2 * state)
+        return {
+            "x": TokenField((heads, head_dim), dtype),
+            "B": TokenField((groups, state), dtype),
+            "dt": TokenField((heads,), torch.float32),
+        }
+
+    @staticmethod
+    def fold(device: torch.device, model: Any) -> Callable[..., None]:
+        """The family's fold for tensors on ``device``; it decays by the mixers' A, read when it runs."""
+        from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
+
+        mixers = [module for module in model.modules() if isinstance(module, MambaMixer2)]
+        run = mamba2.ops_for(device).mamba2_fold
+
+        def fold(checkpoint: torch.Tensor, **arguments: Any) -> None:
+            run(checkpoint, A=torch.stack([mixer.A.data for mixer in mixers]), **arguments)
+
+        return fold
+
+
+Family = type[GdnFamily] | type[Mamba2Family]
 
 #: By the key of `modes`.
-FAMILIES: dict[str, Family] = {GDN: GdnFamily}
+FAMILIES: dict[str, Family] = {GDN: GdnFamily, MAMBA2: Mamba2Family}
 
 
 def window_layout(

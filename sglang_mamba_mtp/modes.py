@@ -42,14 +42,6 @@ class Mode(ABC):
     def __init__(self, config: MtpConfig) -> None:
         self.config = config
 
-    def serving(self, family: str) -> Mode:
-        """The mode that serves models of ``family``.
-
-        Raises
-            MtpError: the mode was asked for and cannot serve the family.
-        """
-        return self
-
     def pool_class(self, stock: type) -> type:
         """The class built where SGLang builds ``stock``, a `MambaPool` (sub)class."""
         return stock
@@ -114,18 +106,6 @@ class Replay(Mode):
     name = "replay"
     summary = "read the state once per verify, keep inputs in a window, write the state once per several steps"
     options = frozenset({"window"})
-
-    def serving(self, family: str) -> Mode:
-        from .backends import replay
-
-        if family in replay.BACKENDS:
-            return self
-        if "mode" in self.config.given:
-            raise MtpError(
-                f"{self.config.source('mode')}: replay mode has no kernels for {family} models yet; "
-                f"choose --mamba-mtp-mode snapshot or off"
-            )
-        return Snapshot(self.config)
 
     def pool_class(self, stock: type) -> type:
         from .pool import MtpMambaPool

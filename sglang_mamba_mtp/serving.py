@@ -48,7 +48,6 @@ def _decide(config: Any, server_args: Any) -> Serving:
         return Serving(mode, name)
     if not compat.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
-    mode = mode.serving(family)
     backend = mode.backend_class(family)
     guards.check(server_args, mode, name)
     return Serving(mode, name, family, backend)

@@ -114,10 +114,6 @@ def _as_if_hip(validate: Callable[..., Any]) -> Callable[..., Any]:
     return check
 
 
-_SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
-_MIXER = "sglang.srt.layers.attention.mamba.mamba"
-_NO_PIN = "asks for pinned memory"
-
 def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -126,6 +122,10 @@ def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., Non
 
     return init
 
+
+_SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
+_MIXER = "sglang.srt.layers.attention.mamba.mamba"
+_NO_PIN = "asks for pinned memory"
 
 PATCHES: tuple[Patch, ...] = (
     Patch(

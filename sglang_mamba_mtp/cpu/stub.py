@@ -107,9 +107,3 @@ def register() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([SHIM_FOLDER, *inherited])
     importlib.invalidate_caches()
     __import__("sgl_kernel")
-
-
-def is_registered() -> bool:
-    """Whether `sgl_kernel` is the stub in this process."""
-    module = sys.modules.get("sgl_kernel")
-    return module is not None and str(getattr(module, "__file__", "")).startswith(SHIM_FOLDER)

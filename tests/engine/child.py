@@ -65,6 +65,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         steps=feeder.step,
         forwards=scheduler.forward_ct,
         pool=f"{type(pool).__module__}.{type(pool).__qualname__}",
+        draft_state_bytes=draft_state_bytes(pool),
         hooks=hooks,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
@@ -99,6 +100,15 @@ def force_retractions(interval: int) -> None:
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, interval
+
+
+def draft_state_bytes(pool: Any) -> int:
+    """Bytes of SGLang's per-draft-node copies: ``intermediate_ssm`` and ``intermediate_conv_window``."""
+    cache = pool.mamba_cache
+    ssm, windows = getattr(cache, "intermediate_ssm", None), getattr(cache, "intermediate_conv_window", None)
+    tensors = [ssm] if ssm is not None else []
+    tensors += windows if isinstance(windows, list) else [windows] if windows is not None else []
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:

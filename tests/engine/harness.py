@@ -141,7 +141,6 @@ def plain_spec(spec: EngineSpec) -> EngineSpec:
         chunked_prefill_size=4096,
         max_mamba_cache_size=64,
         timeout=spec.timeout,
-        env=spec.env,
     )
 
 

@@ -11,7 +11,7 @@ from .spec import EngineSpec
 
 FAMILIES = ("gdn", "mamba2")
 
-MODES = {"gdn": ("snapshot", "replay"), "mamba2": ("snapshot",)}
+MODES = {"gdn": ("snapshot", "replay"), "mamba2": ("snapshot", "replay")}
 """Per family, the modes whose engines must equal the plain engine. Add a mode here when the family has it."""
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
@@ -51,6 +51,21 @@ FAST = {
 }
 """What runs without ``-m slow``: every family, algorithm and cache at least once."""
 
+FAST_FEW_SLOTS = {
+    ("gdn", "ngram-tree", "extra_buffer-overlap"),
+    ("gdn", "nextn-tree", "no_buffer"),
+    ("gdn", "nextn-chain", "extra_buffer_lazy"),
+    ("mamba2", "ngram-chain", "extra_buffer"),
+    ("mamba2", "nextn-tree", "no_buffer"),
+}
+"""The same for the tests on a small engine."""
+
+FEW_SLOTS = {
+    cache: {"max_running_requests": 4, "max_mamba_cache_size": 9 if cache == "no_buffer" else 17, "retract_every": 7}
+    for cache in CACHES
+}
+"""Engines so small that they evict all the time: four requests' slots (three each with a buffer) and five more."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -71,11 +86,11 @@ class Case:
         return EngineSpec(model=model, mode=self.mode, **settings)
 
 
-def cases() -> list:
-    """Every cell as a pytest parameter; those outside FAST carry the ``slow`` marker."""
+def cases(fast: set[tuple[str, str, str]] = FAST) -> list:
+    """Every cell as a pytest parameter; those outside ``fast`` carry the ``slow`` marker."""
     params = []
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, ALGORITHMS, CACHES):
         case = Case(family, algorithm, cache, mode)
-        marks = () if (family, algorithm, cache) in FAST else (pytest.mark.slow,)
+        marks = () if (family, algorithm, cache) in fast else (pytest.mark.slow,)
         params.append(pytest.param(case, id=case.name, marks=marks))
     return params

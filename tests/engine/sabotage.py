@@ -43,6 +43,26 @@ def _track_root():
     _wrap_commit(lambda last, steps: (last, None if steps is None else steps.clamp(max=0)))
 
 
+def _skip_settle():
+    """Nobody's pending tokens are folded before another reads the checkpoint (replay mode)."""
+    from sglang_mamba_mtp.pool import MtpMambaPool
+
+    MtpMambaPool.settle = lambda self, slots: None
+
+
+def _skip_discard():
+    """A recycled or overwritten slot keeps the pending count of its former owner (replay mode)."""
+    from sglang_mamba_mtp.window import Window
+
+    settle = Window.settle
+
+    def settle_and_forget(self, slots):
+        settle(self, slots)
+        self.pending[slots.reshape(-1).clamp(min=0).long()] = 0
+
+    Window.settle, Window.discard = settle_and_forget, lambda self, slots: None
+
+
 def _unhook_commit():
     """The plugin's commit hook is taken off again: stock code would serve."""
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
@@ -66,6 +86,8 @@ FAULTS = {
     "commit_root": _commit_root,
     "commit_one_less": _commit_one_less,
     "track_root": _track_root,
+    "skip_settle": _skip_settle,
+    "skip_discard": _skip_discard,
     "unhook_commit": _unhook_commit,
     "die": _die,
     "hang": _hang,

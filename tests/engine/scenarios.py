@@ -159,5 +159,5 @@ def flushed(vocab: int) -> Scenario:
 
 def common(vocab: int) -> tuple[Scenario, ...]:
     """All scenarios that one ordinary engine runs in sequence."""
-    makers = (turns, shared, chunked, staggered, limits, stops, aborts, grammars, flushed)
+    makers = (turns, shared, chunked, staggered, limits, stops, aborts, flushed)
     return tuple(maker(vocab) for maker in makers)

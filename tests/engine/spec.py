@@ -102,7 +102,10 @@ class EngineSpec:
 
 @dataclass
 class Result:
-    """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time."""
+    """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time.
+
+    ``pool`` is the mamba pool's class and ``draft_state_bytes`` what it holds in copies of the state per draft node.
+    """
 
     spec: EngineSpec
     outcomes: dict[str, Outcome]
@@ -111,6 +114,7 @@ class Result:
     steps: int
     forwards: int
     pool: str
+    draft_state_bytes: int
     hooks: list[str]
     seconds_to_build: float
     seconds_to_run: float

@@ -65,9 +65,9 @@ def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
     pending = window.pending
     cache = pool.mamba_cache
     saved = (pending[slots].clone(), cache.temporal[:, slots].clone(), [conv[:, slots].clone() for conv in cache.conv])
-    pool.settle(slots)
+    window.settle(slots)
     if not bool((pending[slots] == 0).all()):
-        raise AssertionError(f"pool.settle left pending tokens: {pending[slots].tolist()}")
+        raise AssertionError(f"settling left pending tokens: {pending[slots].tolist()}")
     states = _read(pool, slots)
     pending[slots], cache.temporal[:, slots] = saved[0], saved[1]
     for conv, old in zip(cache.conv, saved[2], strict=True):

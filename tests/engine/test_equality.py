@@ -6,7 +6,7 @@ import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import Case, cases
+from .matrix import FAST_FEW_SLOTS, FEW_SLOTS, Case, cases
 
 
 @pytest.mark.parametrize("case", cases())
@@ -21,12 +21,10 @@ def test_speculation_changes_nothing(case: Case, checkpoint):
     assert {"prefill", "decode", "insert", "radix"} <= kinds, f"states seen only of kinds {kinds}"
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(FAST_FEW_SLOTS))
 def test_few_slots(case: Case, checkpoint):
     """The same when requests are retracted and cached states evicted all the time."""
     todo = [scenarios.pressure(checkpoint.vocab)]
-    per_request = 1 if case.cache == "no_buffer" else 3
-    small = {"max_running_requests": 4, "max_mamba_cache_size": 4 * per_request + 5, "retract_every": 7}
-    result = run(case.spec(checkpoint(case.family), **small), todo)
+    result = run(case.spec(checkpoint(case.family), **FEW_SLOTS[case.cache]), todo)
     check_equal(result, todo)
     assert sum(outcome.retractions for outcome in result.outcomes.values()) > 0, "nothing was retracted"

@@ -6,7 +6,7 @@ import pytest
 
 from . import scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
-from .matrix import FAMILY_MODES, MODES, Case
+from .matrix import FAMILY_MODES, FEW_SLOTS, MODES, Case
 from .scenario import Request, Scenario
 from .states import compare
 
@@ -38,10 +38,10 @@ def test_hooks_that_are_not_live(checkpoint, mode):
         run(spec, [ONE])
 
 
-def _sabotaged(checkpoint, case: Case, fault: str):
-    """A faulty run of one scenario, and the kinds of record whose states show it."""
-    todo = [scenarios.turns(checkpoint.vocab)]
-    result = run(case.spec(checkpoint(case.family), sabotage=fault), todo)
+def _sabotaged(checkpoint, case: Case, fault: str, make=scenarios.turns, **changes):
+    """A faulty run of one scenario: per kind of record, how its states compare."""
+    todo = [make(checkpoint.vocab)]
+    result = run(case.spec(checkpoint(case.family), sabotage=fault, **changes), todo)
     changed = token_differences(result, baseline(result.spec, todo))
     print(f"; tokens differ in {len(changed)} of {len(result.outcomes)} requests", end="")
     # A state is wrong before the text is: the reference has the prefixes up to there, and the rest needs no comparing.
@@ -66,3 +66,16 @@ def test_wrong_commit_is_seen(checkpoint, family, fault, mode):
 def test_wrong_snapshot_is_seen(checkpoint, cache, mode):
     kinds = _sabotaged(checkpoint, Case("gdn", "nextn-chain", cache, mode), "track_root")
     assert kinds["insert"].worst > 1000 * STATE_BOUND
+
+
+@pytest.mark.skipif("replay" not in MODES["gdn"], reason="replay mode does not exist")
+def test_skipped_settle_is_seen(checkpoint):
+    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "no_buffer", "replay"), "skip_settle")
+    assert kinds["insert"].worst > 1000 * STATE_BOUND
+
+
+@pytest.mark.skipif("replay" not in MODES["gdn"], reason="replay mode does not exist")
+def test_stale_pending_count_is_seen(checkpoint):
+    case = Case("gdn", "ngram-tree", "no_buffer", "replay")
+    kinds = _sabotaged(checkpoint, case, "skip_discard", scenarios.pressure, **FEW_SLOTS["no_buffer"])
+    assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND

@@ -20,9 +20,10 @@ class _ReplayPool:
 
     def __init__(self):
         self.mamba_cache = _pool().mamba_cache
-        self.window = SimpleNamespace(pending=torch.tensor([0, 2, 0, 3, 0], dtype=torch.int32))
+        pending = torch.tensor([0, 2, 0, 3, 0], dtype=torch.int32)
+        self.window = SimpleNamespace(pending=pending, settle=self._settle)
 
-    def settle(self, slots):
+    def _settle(self, slots):
         self.mamba_cache.temporal[:, slots] += self.window.pending[slots].view(1, -1, 1, 1, 1)
         self.window.pending[slots] = 0
 

@@ -205,6 +205,12 @@ def test_a_bad_flag_is_refused_by_name(forked):
     assert result.code == 1 and "--mamba-mtp-mode" in result.output and "'fast'" in result.output
 
 
+def test_asking_for_a_mode_of_an_excluded_plugin_is_refused(forked):
+    """With SGLANG_PLUGINS naming others nothing of ours runs, so a flag of ours must not pass for served."""
+    result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "snapshot"), SGLANG_PLUGINS="another")
+    assert result.code == 2 and "unrecognized arguments: --mamba-mtp-mode" in result.output
+
+
 def test_flags_reach_the_environment_of_workers(forked):
     def body():
         load_plugins()

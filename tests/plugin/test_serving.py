@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
 from sglang_mamba_mtp import compat, modes
 
 from .test_hooks import launch, load_plugins
+
+pytestmark = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="forks CPU engines")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -103,15 +109,30 @@ def test_the_log_line_says_what_is_served(forked, hybrid, sglang, family, name, 
     assert float(said) == pytest.approx(float(allocated), abs=0.06) and float(said) > 0
 
 
-def test_ngram_at_breadth_1_is_a_tree(forked, hybrid):
-    def body():
-        scheduler = build(hybrid[modes.GDN], spec="NGRAM", bfs_breadth=1, draft_tokens=6)
-        backend = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
-        args = compat.resolved(scheduler.server_args)
-        assert (backend.topk, args.speculative_eagle_topk, args.speculative_num_steps) == (2, 2, 3)
-        assert args.speculative_ngram_max_bfs_breadth == 1, "the corpus is still searched as asked"
+@pytest.mark.parametrize("mode, expected", [("snapshot", (2, 3)), ("off", (1, 6))])
+def test_ngram_at_breadth_1_is_a_tree(forked, hybrid, dense, mode, expected):
+    """For the models the plugin serves; the corpus is still searched as asked."""
 
-    result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
+    def resolve(model: str):
+        from sglang.srt.server_args import ServerArgs
+
+        from tests.engine.spec import EngineSpec
+
+        spec = EngineSpec(model=model, spec="NGRAM", bfs_breadth=1, draft_tokens=6)
+        args = ServerArgs(**spec.server_args())
+        if hasattr(args, "resolve_once"):
+            args.resolve_once()
+        args = compat.resolved(args)
+        assert args.speculative_ngram_max_bfs_breadth == 1
+        return args.speculative_eagle_topk, args.speculative_num_steps
+
+    def body():
+        load_plugins()
+        for family in hybrid:
+            assert resolve(hybrid[family]) == expected
+        assert resolve(dense)[0] == 1
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
     assert result.code == 0, result.output
 
 
@@ -156,10 +177,30 @@ def test_sglang_building_another_backend_is_refused(forked, hybrid):
     assert result.code == 1 and "refusing to serve" in result.output
 
 
+@pytest.mark.slow
+def test_a_worker_that_refuses_stops_the_server(hybrid, tmp_path):
+    """The launcher is fine, its scheduler process finds an SGLang it does not support."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.metadata, sys
+            if any("spawn_main" in argument for argument in sys.orig_argv):
+                version = importlib.metadata.version
+                importlib.metadata.version = lambda name: "0.9.9" if name == "sglang" else version(name)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", hybrid[modes.GDN], "--device", "cpu"]
+    options = ["--speculative-algorithm", "NEXTN", "--max-total-tokens", "2048", "--skip-tokenizer-init"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run([*command, *options], capture_output=True, text=True, env=env, timeout=500)
+    assert run.returncode != 0
+    assert "SGLang 0.9.9 is installed" in run.stderr and compat.SUPPORTED in run.stderr
+
+
 def test_bench_one_batch_loads_the_plugin(forked):
     def body():
         import runpy
-        import sys
 
         sys.argv = ["bench_one_batch", "--help"]
         runpy.run_module("sglang_mamba_mtp.bench_one_batch", run_name="__main__", alter_sys=True)

@@ -54,7 +54,7 @@ def make_pool(threshold: int):
     layout = window_layout(
         GdnFamily, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32
     )
-    pool.open_window(layout, fold=GdnFamily.fold(torch.device("cpu")), max_batch=ROWS + PADDING)
+    pool.open_window(layout, fold=GdnFamily.fold(torch.device("cpu"), model=None), max_batch=ROWS + PADDING)
     return pool
 
 

@@ -1,0 +1,87 @@
+"""Mamba2 in mode `replay`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mamba_mtp_kernels import mamba2
+
+from .mamba2 import Mamba2Backend
+from .replay_base import ReplayBackend
+
+
+class ReplayMamba2(ReplayBackend, Mamba2Backend):
+    """SGLang's prefill and decode, our verify.
+
+    SGLang verifies inside its mixer, between the projections; a verify here takes the mixer's parts and calls its own
+    convolution and state kernels between them, so no kernel of SGLang's ever sees a draft node.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__(model_runner)
+        self._verify = mamba2.ops_for(self.window.checkpoint.device).mamba2_verify
+
+    def forward(
+        self,
+        mixer: Any,
+        hidden_states: torch.Tensor,
+        output: torch.Tensor | None,
+        layer_id: int,
+        forward_batch: Any,
+        mup_vector: torch.Tensor | None = None,
+        use_triton_causal_conv: bool = False,
+    ) -> torch.Tensor:
+        """SGLang's mixer, or our verify: ``hidden_states`` [T, hidden] in, projected states of that shape out.
+
+        ``output``, where given, is written too. T may exceed the tokens of the batch's nodes (padding).
+        """
+        if not forward_batch.forward_mode.is_target_verify():
+            return super().forward(
+                mixer, hidden_states, output, layer_id, forward_batch, mup_vector, use_triton_causal_conv
+            )
+        projected, _ = mixer.in_proj(hidden_states)
+        if mup_vector is not None:
+            projected = projected * mup_vector
+        size = mixer.tp_size
+        gate, x_B_C, dt = projected.split(
+            [mixer.intermediate_size // size, mixer.conv_dim // size, mixer.num_heads // size], dim=-1
+        )
+        scored = self._score(mixer, self.req_to_token_pool.mamba2_layer_index(layer_id), x_B_C, dt)
+        mixed, _ = mixer.out_proj(mixer.norm(scored, gate))
+        if output is not None:
+            output[: mixed.shape[0]].copy_(mixed)
+        return mixed
+
+    def _score(self, mixer: Any, index: int, x_B_C: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
+        """Convolution and recurrence of all nodes: ``x_B_C`` [T, conv dim], ``dt`` [T, heads] to [T, heads x head dim].
+
+        Rows past the nodes are padding and come out as zeros.
+        """
+        tokens = self.forward_metadata.num_decodes * self._nodes
+        heads, groups = mixer.num_heads // mixer.tp_size, mixer.n_groups // mixer.tp_size
+        inner = heads * mixer.head_dim
+        convolved = self._convolve_nodes(
+            index,
+            x_B_C[:tokens],
+            weight=mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), mixer.conv1d.weight.size(2)),
+            bias=mixer.conv1d.bias,
+            activation=mixer.activation,
+        )
+        x, B, C = convolved.split([inner, groups * mixer.ssm_state_size, groups * mixer.ssm_state_size], dim=-1)
+        scored = convolved.new_zeros(x_B_C.shape[0], inner)
+        self._verify(
+            x.unflatten(-1, (heads, mixer.head_dim)),
+            dt[:tokens],
+            B.unflatten(-1, (groups, mixer.ssm_state_size)),
+            C.unflatten(-1, (groups, mixer.ssm_state_size)),
+            A=mixer.A,
+            D=mixer.D,
+            dt_bias=mixer.dt_bias,
+            dt_softplus=True,
+            dt_limits=None,
+            z=None,
+            out=scored[:tokens].view(tokens, heads, mixer.head_dim),
+            **self._replay_arguments(index, tokens),
+        )
+        return scored
