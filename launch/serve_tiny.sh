@@ -31,7 +31,9 @@ case "$model" in gdn | mamba2) model="$ROOT/launch/models/tiny-$model" ;; esac
 
 if [ -n "$PYTHON" ]; then . "$ROOT/launch/demo/use_python.sh"; else setup_environment "$version"; fi
 if [ -e /dev/nvidiactl ]; then
-    device=(--attention-backend triton --sampling-backend pytorch --grammar-backend none
+    # SGLang refuses Triton attention for Nemotron-H, whose first layer is no attention layer.
+    case "$model" in *mamba2*) attention=flashinfer ;; *) attention=triton ;; esac
+    device=(--attention-backend "$attention" --sampling-backend pytorch --grammar-backend none
         --max-total-tokens 131072 --max-running-requests 32 --max-mamba-cache-size 160 --disable-prefill-cuda-graph)
 else
     device=(--device cpu --dtype float32)

@@ -84,7 +84,7 @@ class MtpConfig:
     """The options in force. Build it with `from_env`."""
 
     mode: str = modes.DEFAULT.name
-    window: int = 16
+    window: int = 8
     state_layout: str = "VK"
     #: option name -> the spelling it was given with, for messages
     given: Mapping[str, str] = field(default_factory=dict, compare=False)

@@ -100,3 +100,12 @@ def commit_window_reference(
     else:
         count = kept + walk_to_root(steps_to_track, parents).sum(1)
         track_count[:batch] = torch.where(real & (steps_to_track >= 0), count, 0).to(track_count.dtype)
+
+
+def fold_first_reference(
+    schedule: torch.Tensor, *, slots: torch.Tensor, pending: torch.Tensor, fold_threshold: int
+) -> None:
+    """Batch rows, those that fold in front. See schedule.fold_first."""
+    real = slots > 0
+    folds = real & (pending[torch.where(real, slots, 0).to(torch.int64)] > fold_threshold)
+    schedule[: slots.shape[0]] = (~folds).to(torch.int32).argsort(stable=True).to(schedule.dtype)

@@ -16,15 +16,17 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from .tiles import FACTORS, make_factors, fold_tile, per_k, per_row
+from .tiles import FACTORS, fold_tile, make_factors, per_k, per_row
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # the largest tile, its K pieces and its warps: those of a verify, whose fold then is this one bit for bit
-BLOCK_V = 128
+BLOCK_V = 64
 CHUNK = 32
-NUM_WARPS = 8
-# the most registers a thread may take with two such programs on a multiprocessor
+NUM_WARPS = 4
+# the most registers a thread may take with four such programs on a multiprocessor
 REGISTERS = 128
+# below this many states, tiles of half the size
+FEW_HEADS = 512
 
 
 @triton.jit
@@ -73,17 +75,21 @@ def _fold_kernel(
     tl.store(checkpoint + dst * stride_slot + inner, state.to(checkpoint.dtype.element_ty), mask=mask)
 
 
-def block_for(values: int) -> int:
-    """Values of a program, for heads of `values`."""
-    return min(BLOCK_V, max(16, triton.next_power_of_2(values)))
+def block_for(values: int, heads: int) -> int:
+    """Values of a program, for `heads` states (rows times value heads, of all layers) of `values` each.
+
+    Smaller tiles where large ones would leave multiprocessors idle: a fold is then shorter. The sums over K, and so the
+    bits of a folded state, are the same (tests/kernels/gdn/test_gpu.py).
+    """
+    return min(BLOCK_V if heads >= FEW_HEADS else BLOCK_V // 2, max(16, triton.next_power_of_2(values)))
 
 
-def constants_for(*, heads: tuple[int, int], dims: tuple[int, int]) -> dict[str, int]:
+def constants_for(*, heads: tuple[int, int], dims: tuple[int, int], block_v: int) -> dict[str, int]:
     """Compile-time arguments of the kernel: heads (H, HV), dims (K, V)."""
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     chunk = min(CHUNK, padded_k)
     return {
-        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": block_for(dims[1]), "NC": padded_k // chunk,
+        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": block_v, "NC": padded_k // chunk,
         "KC": chunk,
     }  # fmt: skip
 
@@ -140,7 +146,8 @@ def gdn_fold(
     if batch == 0:
         return
 
-    tiles = triton.cdiv(dim_v, block_for(dim_v))
+    block_v = block_for(dim_v, layers * batch * heads_v)
+    tiles = triton.cdiv(dim_v, block_v)
     factors = torch.empty(
         layers * batch * heads_v * tiles, capacity, FACTORS.value, dtype=torch.float32, device=checkpoint.device
     )
@@ -151,5 +158,6 @@ def gdn_fold(
         window_k.stride(0), window_k.stride(1), window_k.stride(2),
         window_v.stride(0), window_v.stride(1), window_v.stride(2),
         window_g.stride(0), window_g.stride(1), window_g.stride(2),
-        **constants_for(heads=(heads_k, heads_v), dims=(dim_k, dim_v)), num_warps=NUM_WARPS, maxnreg=REGISTERS,
+        **constants_for(heads=(heads_k, heads_v), dims=(dim_k, dim_v), block_v=block_v),
+        num_warps=NUM_WARPS, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -103,7 +103,7 @@ def prepare_kernel(
     ahead = tl.load(entries + total - 2, mask=total > 1, other=0).to(tl.int64)
     raw_k = tl.load(k + (N - 1) * stride_k + offs, mask=mask, other=0)
     p_factor = factors + (total - 1) * FACTORS
-    next_decay, next_rnorm, next_strength = tl.load(p_factor + 1), tl.load(p_factor + 2), tl.load(p_factor + 3)
+    next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
     for step in range(total):
         t = total - 1 - step
         key = raw_k.to(tl.float32)
@@ -114,7 +114,7 @@ def prepare_kernel(
         else:
             raw_k = tl.load(window_k + ahead * stride_wk + offs, mask=mask & (t > 0), other=0)
         p_factor = factors + tl.maximum(t - 1, 0) * FACTORS
-        next_decay, next_rnorm, next_strength = tl.load(p_factor + 1), tl.load(p_factor + 2), tl.load(p_factor + 3)
+        next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
         ahead = tl.load(entries + t - 2, mask=t > 1, other=0).to(tl.int64)
 
         j = t - kept

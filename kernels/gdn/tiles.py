@@ -80,31 +80,28 @@ def log1p_rn(y):
     return n * 0.693359375 + ((f - z * (f - 2.0 * w * p)) - n * 2.12194440e-4)
 
 
-# the undone decay of a tile may grow to this before it is applied: far from overflow, out of reach for most windows
-UNDONE = tl.constexpr(2.0**30)
 # tokens whose factors are made at once, and floats kept for each
 FACTOR_ROWS = tl.constexpr(16)
-FACTORS = tl.constexpr(4)
+FACTORS = tl.constexpr(3)
 
 
 @triton.jit
 def store_factors(to, keys, g, beta, live):
-    """e^-g, e^g, 1 / |k| and beta / |k| of tokens to to[tokens] + 0..3: keys [tokens, K] float32, g and beta [tokens]."""
+    """e^g, 1 / |k| and beta / |k| of tokens to to[tokens] + 0..2: keys [tokens, K] float32, g and beta [tokens]."""
     square = tl.sum(keys * keys, 1) + 1e-6
     # a Newton step on the approximate root: within a unit in the last place
     rnorm = tl.rsqrt(square)
     rnorm = rnorm + (0.5 * rnorm) * (1.0 - (square * rnorm) * rnorm)
-    tl.store(to, exp_rn(tl.minimum(-g, 80.0)), mask=live)
-    tl.store(to + 1, exp_rn(g), mask=live)
-    tl.store(to + 2, rnorm, mask=live)
-    tl.store(to + 3, beta * rnorm, mask=live)
+    tl.store(to, exp_rn(g), mask=live)
+    tl.store(to + 1, rnorm, mask=live)
+    tl.store(to + 2, beta * rnorm, mask=live)
 
 
 @triton.jit
 def make_factors(
     factors, count, order, window_k, window_g, window_beta, stride_k, stride_gate, K: tl.constexpr, KP: tl.constexpr
 ):
-    """store_factors of the first `count` entries of `order`, to factors [count, 4]. A barrier before they are read!"""
+    """store_factors of the first `count` entries of `order`, to factors [count, 3]. A barrier before they are read!"""
     offs_k = tl.arange(0, KP)
     for start in range(0, count, FACTOR_ROWS):
         token = start + tl.arange(0, FACTOR_ROWS)
@@ -124,62 +121,65 @@ def fold_tile(
 ):  # fmt: skip
     """The recurrence over the first `count` >= 1 entries of `order`, in order, in float32: a tile of state.
 
-    Two operations an element and token: keys stay as stored (exact in float32) and their norms act on the row sums,
-    and the tile holds S_t / (a_1 ... a_t), so that a decay touches the values v_t in place of the tile and is applied
-    once at the end (sooner where the product underflows). That rounds less often than decaying the tile for each token.
-
-    Window pointers stand at the row and head; strides are between window positions; factors from make_factors. The next
-    token's loads are issued before this token's arithmetic, and its position is known one token earlier still.
+    Keys stay as stored, exact in float32, and their norms act on the row sums: no element is rounded or divided to
+    normalise it. Window pointers stand at the row and head; strides are between window positions; factors from
+    make_factors, which has brought the keys near: they are loaded one token ahead, values two, positions three.
     """
+    last = count - 1
     at = tl.load(order).to(tl.int64)
-    after = tl.load(order + tl.minimum(1, count - 1)).to(tl.int64)
+    at_next = tl.load(order + tl.minimum(1, last)).to(tl.int64)
+    at_far = tl.load(order + tl.minimum(2, last)).to(tl.int64)
     raw_k = tl.load(window_k + at * stride_k + offs_k, mask=mask_k, other=0)
     raw_v = tl.load(window_v + at * stride_v + offs_v, mask=mask_v, other=0)
-    growth = tl.load(factors)
-    rnorm = tl.load(factors + 2)
-    strength = tl.load(factors + 3)
-    undone = 1.0
+    next_v = tl.load(window_v + at_next * stride_v + offs_v, mask=mask_v, other=0)
+    decay, rnorm, strength = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
     for t in range(count):
         k = raw_k.to(tl.float32)
         v = raw_v.to(tl.float32)
-        rnorm_now = rnorm
-        strength_now = strength
-        grown = undone * growth
-        raw_k = tl.load(window_k + after * stride_k + offs_k, mask=mask_k, other=0)
-        raw_v = tl.load(window_v + after * stride_v + offs_v, mask=mask_v, other=0)
-        ahead = factors + tl.minimum(t + 1, count - 1) * FACTORS
-        growth = tl.load(ahead)
-        rnorm = tl.load(ahead + 2)
-        strength = tl.load(ahead + 3)
-        after = tl.load(order + tl.minimum(t + 2, count - 1)).to(tl.int64)
+        decay_now, rnorm_now, strength_now = decay, rnorm, strength
+        raw_v = next_v
+        raw_k = tl.load(window_k + at_next * stride_k + offs_k, mask=mask_k, other=0)
+        next_v = tl.load(window_v + at_far * stride_v + offs_v, mask=mask_v, other=0)
+        ahead = factors + tl.minimum(t + 1, last) * FACTORS
+        decay, rnorm, strength = tl.load(ahead), tl.load(ahead + 1), tl.load(ahead + 2)
+        at_next = at_far
+        at_far = tl.load(order + tl.minimum(t + 3, last)).to(tl.int64)
 
-        if grown > UNDONE:
-            state = state * (tl.load(factors + t * FACTORS + 1) / undone)
-            grown = 1.0
-        undone = grown
-        delta = strength_now * (v * undone - rnorm_now * sum_over_k(state * per_k(k)))
+        state = state * decay_now
+        delta = strength_now * (v - rnorm_now * sum_over_k(state * per_k(k)))
         state = state + per_row(delta) * per_k(k)
-    return state * (1.0 / undone)
+    return state
 
 
 @triton.jit
 def split(x):
-    """x float32 as the sum of two bf16: 16 bits of mantissa."""
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+    """x float32 as the sum of two bf16: 16 bits of mantissa, the upper half by cutting off bits.
+
+    Neither half is then needed in both types, so the compiler converts in pairs: rounding the upper half took a
+    quarter-rate instruction an element, and most of a verify's time that was not memory's.
+    """
+    high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
 
 
 @triton.jit
-def dot_split(left_high, left_low, right, acc, RIGHT_EXACT: tl.constexpr):
-    """acc + (left_high + left_low) @ right on bf16 tensor cores, accumulated in float32.
-
-    right is float32 or bf16; RIGHT_EXACT says it holds bf16 values and needs no low half. What is dropped, low times
-    low, lies at 2^-16 of the result: a bf16 output keeps 2^-9.
-    """
-    if RIGHT_EXACT:
-        right_high = right.to(tl.bfloat16)
+def halves(x):
+    """split, of x in any floating type; bf16 is its own upper half, and its lower one stands in for zeros."""
+    if x.dtype == tl.bfloat16:
+        return x, x
     else:
-        right_high, right_low = split(right)
-        acc = tl.dot(left_high, right_low, acc)
+        return split(x.to(tl.float32))
+
+
+@triton.jit
+def dot_split(left_high, left_low, right_high, right_low, acc, RIGHT_EXACT: tl.constexpr):
+    """acc + (left_high + left_low) @ (right_high + right_low) on bf16 tensor cores, accumulated in float32.
+
+    RIGHT_EXACT: right_low is taken for zeros. What is dropped, low times low, lies at 2^-16 of the result: a bf16
+    output keeps 2^-9.
+    """
     acc = tl.dot(left_low, right_high, acc)
-    return tl.dot(left_high, right_high, acc)
+    acc = tl.dot(left_high, right_high, acc)
+    if not RIGHT_EXACT:
+        acc = tl.dot(left_high, right_low, acc)
+    return acc

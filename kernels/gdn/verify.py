@@ -14,6 +14,7 @@ Layouts: checkpoint [S, HV, V, K]; window_k [R, C, H, K], window_v [R, C, HV, V]
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +22,9 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from .fold import BLOCK_V, CHUNK, NUM_WARPS, REGISTERS, block_for
+from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
 from .prepare import prepare_kernel
-from .tiles import FACTORS, dot_split, make_factors, fold_tile, k_by_rows, per_k, per_row, split
+from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, per_k, per_row, split
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -101,17 +102,19 @@ def _verify_kernel(
     x = tl.load(p_x, mask=mask_x, other=0)
     p_y = weights + program * (N * BT) + node[:, None] * BT + column[None, :]
     y = tl.load(p_y, mask=mask_m[:, None] & (column < total)[None, :], other=0)
-    state = k_by_rows(state)
     acc = tl.zeros([BM, BV], dtype=tl.float32)
     if SPLIT:
         # carried holds the high halves of all rows, then the low ones
         x_low = tl.load(p_x + tl.num_programs(1).to(tl.int64) * (N * K), mask=mask_x, other=0)
         y_high, y_low = split(y)
-        acc = dot_split(y_high, y_low, values, acc, v.dtype.element_ty == tl.bfloat16)
-        acc = dot_split(x, x_low, state, acc, checkpoint.dtype.element_ty == tl.bfloat16)
+        v_high, v_low = halves(values)
+        acc = dot_split(y_high, y_low, v_high, v_low, acc, v.dtype.element_ty == tl.bfloat16)
+        # halves first: they, not the float32 tile, go through shared memory to the tensor cores' layout
+        high, low = halves(state.to(checkpoint.dtype.element_ty))
+        acc = dot_split(x, x_low, k_by_rows(high), k_by_rows(low), acc, checkpoint.dtype.element_ty == tl.bfloat16)
     else:
         acc = tl.dot(y, values.to(tl.float32), acc, input_precision="ieee")
-        acc = tl.dot(x, state, acc, input_precision="ieee")
+        acc = tl.dot(x, k_by_rows(state), acc, input_precision="ieee")
     tl.store(p_out, acc.to(out.dtype.element_ty), mask=mask_out)
 
 
@@ -136,10 +139,24 @@ class VerifyConfig:
     registers: int | None = REGISTERS
 
 
-def default_config(*, nodes: int, values: int, exact: bool) -> VerifyConfig:
-    """The configuration gdn_verify uses: values is V, exact asks for float32 products."""
-    padded = triton.next_power_of_2(nodes)
-    return VerifyConfig(block_v=block_for(values), prepare_warps=max(1, padded // 16), split=not exact)
+def default_config(
+    *, nodes: int, values: int, exact: bool, heads: int = FEW_HEADS, overlap: bool = False
+) -> VerifyConfig:
+    """The configuration gdn_verify uses: values is V, heads is rows times HV.
+
+    exact asks for float32 products; overlap needs a Hopper GPU.
+
+    Tiles are those of gdn_fold: a checkpoint does not depend on which of the two folded it.
+    """
+    return VerifyConfig(
+        block_v=block_for(values, heads), prepare_warps=2 if nodes > 8 else 1, split=not exact, overlap=overlap
+    )
+
+
+@functools.cache
+def _overlaps(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launch."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def constants_for(
@@ -251,7 +268,10 @@ def gdn_verify(
         return out
     if config is None:
         # the interpreter computes no bf16 products, and float32 outputs deserve better than them
-        config = default_config(nodes=nodes, values=dim_v, exact=q.dtype == torch.float32 or not q.is_cuda)
+        exact = q.dtype == torch.float32 or not q.is_cuda
+        config = default_config(
+            nodes=nodes, values=dim_v, exact=exact, heads=batch * heads_v, overlap=_overlaps(q.device)
+        )
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=fold_threshold
     )
@@ -259,9 +279,7 @@ def gdn_verify(
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
     tiles = triton.cdiv(dim_v, config.block_v)
-    factors = torch.empty(
-        (1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device
-    )
+    factors = torch.empty((1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[(batch * heads_v,)](
         q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
         window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_threshold, capacity,
@@ -270,8 +288,8 @@ def gdn_verify(
         **prepare, num_warps=config.prepare_warps,
     )  # fmt: skip
     _verify_kernel[(tiles, batch * heads_v)](
-        v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights, factors,
-        out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
+        v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights,
+        factors, out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
         window_k.stride(0), window_k.stride(1), window_v.stride(0), window_v.stride(1),
         window_g.stride(0), window_g.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,

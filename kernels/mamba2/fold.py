@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from .replay import replay_tokens
+from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK_P = 16
@@ -67,12 +67,12 @@ def _mamba2_fold_kernel(
     row = tl.where(count > 0, tl.load(rows + b).to(tl.int64), 0)
     dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
     column = tl.arange(0, BLOCK_S)
-    dim_inside = dim < HEADDIM
-    state_inside = column < DSTATE
-    inside = dim_inside[:, None] & state_inside[None, :]
+    dim_inside = inside(dim, HEADDIM, HEADDIM % BLOCK_P == 0)
+    state_inside = inside(column, DSTATE, DSTATE == BLOCK_S)
+    tile_inside = dim_inside[:, None] & state_inside[None, :]
     tile = checkpoint + layer * stride_checkpoint_layer + head * stride_checkpoint_head
     tile += dim[:, None] * DSTATE + column[None, :]
-    state = tl.load(tile + source * stride_checkpoint_slot, mask=inside, other=0.0).to(tl.float32)
+    state = tl.load(tile + source * stride_checkpoint_slot, mask=tile_inside, other=0.0).to(tl.float32)
     state = replay_tokens(
         state,
         count,
@@ -87,7 +87,7 @@ def _mamba2_fold_kernel(
         dim_inside,
         state_inside[None, :],
     )
-    tl.store(tile + target * stride_checkpoint_slot, state.to(checkpoint.dtype.element_ty), mask=inside)
+    tl.store(tile + target * stride_checkpoint_slot, state.to(checkpoint.dtype.element_ty), mask=tile_inside)
 
 
 def num_warps(dstate: int) -> int:

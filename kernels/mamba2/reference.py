@@ -82,10 +82,15 @@ def mamba2_verify_reference(
     window_dt: torch.Tensor,
     ancestors: torch.Tensor,
     fold_threshold: int,
+    schedule: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Outputs of all draft nodes. See verify.mamba2_verify; float64 outputs stay float64 unless `out` is given."""
+    """Outputs of all draft nodes. See verify.mamba2_verify; `schedule` is of no effect here.
+
+    float64 outputs stay float64 unless `out` is given.
+    """
+    del schedule
     tokens, nheads, headdim = x.shape
     batch = slots.shape[0]
     nodes, capacity = ancestors.shape[1], order.shape[1]

@@ -1,4 +1,4 @@
-"""The exact fold of pending tokens, shared by verify.py and fold.py (jit helpers only).
+"""Shared by verify.py and fold.py: the exact fold of pending tokens (jit helpers only).
 
 Plain recurrence from the raw inputs in float32, in order, as SGLang's selective_state_update computes a token:
 
@@ -9,6 +9,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def inside(index, SIZE: tl.constexpr, COVERED: tl.constexpr):
+    """index < SIZE; COVERED: the blocks end with SIZE, and the compiler may drop the test."""
+    if COVERED:
+        return tl.full(index.shape, True, tl.int1)
+    return index < SIZE
 
 
 @triton.jit
@@ -47,31 +55,15 @@ def replay_tokens(
     """state [BLOCK_P, BLOCK_S] float32 after the tokens at window positions order_row[0..count).
 
     x_head points at this head's channels [BLOCK_P] of window position 0, B_group at its group's [1, BLOCK_S], dt_head
-    at its scalar; stride_* lead from one window position to the next. Two tokens are computed while the inputs of the
-    next two are on their way.
+    at its scalar; stride_* lead from one window position to the next. The next token's inputs are on their way while
+    one is computed.
     """
     x0, B0, dt0 = _load_token(
         0, count, order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside
     )
-    x1, B1, dt1 = _load_token(
-        1, count, order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside
-    )
-    for token in range(0, count, 2):
-        x2, B2, dt2 = _load_token(
-            token + 2,
-            count,
-            order_row,
-            x_head,
-            B_group,
-            dt_head,
-            stride_x,
-            stride_B,
-            stride_dt,
-            dim_inside,
-            state_inside,
-        )
-        x3, B3, dt3 = _load_token(
-            token + 3,
+    for token in range(0, count, 2):  # two a turn: no registers are moved from "next" to "current"
+        x1, B1, dt1 = _load_token(
+            token + 1,
             count,
             order_row,
             x_head,
@@ -84,7 +76,18 @@ def replay_tokens(
             state_inside,
         )
         state = _step(state, x0, B0, dt0, A)
+        x0, B0, dt0 = _load_token(
+            token + 2,
+            count,
+            order_row,
+            x_head,
+            B_group,
+            dt_head,
+            stride_x,
+            stride_B,
+            stride_dt,
+            dim_inside,
+            state_inside,
+        )
         state = _step(state, x1, B1, dt1, A)
-        x0, B0, dt0 = x2, B2, dt2
-        x1, B1, dt1 = x3, B3, dt3
     return state

@@ -10,7 +10,7 @@ S0 = checkpoint[slot]. No solve: the tree only decides which terms count. G_i - 
 diagonal term, both being coefficients of x_i.
 
 A row with more than fold_threshold pending tokens first replays them into its checkpoint, exactly (replay.py), and
-writes it; its outputs then start from the written state. Pending counts are not touched here: the commit
+writes it; its outputs start from the written state. Pending counts are not touched here: the commit
 (common/commit.py) applies the same threshold.
 
 Precision: 16-bit x, B, C are exact in tf32, so a product needs only its float32 factor split, hi + lo, and two
@@ -35,10 +35,11 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from .arguments import per_head
-from .replay import replay_tokens
+from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_NODES = 64
+PART = 64  # state columns a dot takes at once: fewer registers, and shorter sums in the tensor cores' own rounding
 
 
 class Tiling(NamedTuple):
@@ -48,6 +49,7 @@ class Tiling(NamedTuple):
     blocks_per_program: int
     num_warps: int
     num_stages: int
+    max_registers: int = 0  # a thread; 0: the compiler's choice
 
 
 @triton.jit
@@ -105,6 +107,58 @@ def _node_dt(dt_row, node, stride_dt, bias, low, high, N: tl.constexpr, SOFTPLUS
 
 
 @triton.jit
+def _emit_block(
+    output,
+    dim,
+    dim_inside,
+    coefficient,
+    coefficient_w,
+    node_i,
+    node_j,
+    append,
+    free,
+    position,
+    is_waiting,
+    x_head,
+    z_head,
+    y_head,
+    window_x_head,
+    stride_x,
+    stride_z,
+    stride_y,
+    stride_wx_pos,
+    N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    INPUTS_EXACT: tl.constexpr,
+    STATE_EXACT: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Outputs y[dim, node_i] of one block of state rows; appends the nodes' x of these rows to the window."""
+    x_nodes = tl.load(
+        x_head + node_j[None, :] * stride_x + dim[:, None], mask=(node_j < N)[None, :] & dim_inside, other=0.0
+    )
+    tl.store(
+        window_x_head + append[None, :] * stride_wx_pos + dim[:, None],
+        x_nodes.to(window_x_head.dtype.element_ty),
+        mask=free[None, :] & dim_inside,
+    )
+    output += _dot(x_nodes, coefficient, INPUTS_EXACT, False, NATIVE)
+    if BLOCK_W > 0:
+        x_waiting = tl.load(
+            window_x_head + position[None, :] * stride_wx_pos + dim[:, None],
+            mask=is_waiting[None, :] & dim_inside,
+            other=0.0,
+        )
+        output += _dot(x_waiting, coefficient_w, INPUTS_EXACT, False, NATIVE)
+    out_inside = (node_i < N)[None, :] & dim_inside
+    if HAS_Z:
+        gate = tl.load(z_head + node_i[None, :] * stride_z + dim[:, None], mask=out_inside, other=0.0).to(tl.float32)
+        output *= gate * tl.sigmoid(gate)
+    tl.store(y_head + node_i[None, :] * stride_y + dim[:, None], output.to(y_head.dtype.element_ty), mask=out_inside)
+
+
+@triton.jit
 def _mamba2_verify_kernel(
     x,
     dt,
@@ -124,6 +178,7 @@ def _mamba2_verify_kernel(
     window_B,
     window_dt,
     ancestors,
+    schedule,
     fold_threshold,
     dt_low,
     dt_high,
@@ -150,6 +205,7 @@ def _mamba2_verify_kernel(
     HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
+    HAS_SCHEDULE: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_Z: tl.constexpr,
@@ -163,10 +219,13 @@ def _mamba2_verify_kernel(
     BLOCK_W: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PART: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     head = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
+    if HAS_SCHEDULE:
+        b = tl.load(schedule + b).to(tl.int64)
     first_block = tl.program_id(2) * BLOCKS
     group = head // HEADS_PER_GROUP
     slot = tl.load(slots + b).to(tl.int64)
@@ -190,35 +249,12 @@ def _mamba2_verify_kernel(
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     column = tl.arange(0, BLOCK_S)
-    state_inside = column < DSTATE
+    state_inside = inside(column, DSTATE, DSTATE == BLOCK_S)
+    covered: tl.constexpr = HEADDIM % (BLOCK_P * BLOCKS) == 0
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
     window_dt_head = window_dt + row * stride_wdt_row + head
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
-    if folds:
-        # a loop of its own: the one below may issue its loads ahead of their iteration
-        for block in range(first_block, first_block + BLOCKS):
-            dim = block * BLOCK_P + dim_p
-            dim_inside = dim < HEADDIM
-            tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
-            tile_inside = dim_inside[:, None] & state_inside[None, :]
-            folded = replay_tokens(
-                tl.load(tile, mask=tile_inside, other=0.0).to(tl.float32),
-                before,
-                order_row,
-                window_x_head + dim,
-                window_B_group + column[None, :],
-                window_dt_head,
-                stride_wx_pos,
-                stride_wB_pos,
-                stride_wdt_pos,
-                decay_rate,
-                dim_inside,
-                state_inside[None, :],
-            )
-            tl.store(tile, folded.to(checkpoint.dtype.element_ty), mask=tile_inside)
-        tl.debug_barrier()
-
     bias = 0.0
     if HAS_BIAS:
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
@@ -238,17 +274,23 @@ def _mamba2_verify_kernel(
     log_decay_ji = (total_i[None, :] - total_j[:, None]).to(tl.float32)
     log_decay_i = total_i.to(tl.float32)
 
-    C_tile = tl.load(
-        C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
-        mask=(node_i < N)[None, :] & state_inside[:, None],
-        other=0.0,
-    )
-    B_tile = tl.load(
-        B + (b * N + node_j)[:, None] * stride_B + group * DSTATE + column[None, :],
-        mask=is_node[:, None] & state_inside[None, :],
-        other=0.0,
-    )
-    scores = _dot(B_tile, C_tile, INPUTS_EXACT, INPUTS_EXACT, NATIVE)
+    C_parts = ()  # [PART, node_i] each
+    scores = tl.zeros((BLOCK_J, BLOCK_I), tl.float32)
+    for part in tl.static_range(BLOCK_S // PART):
+        part_column = part * PART + tl.arange(0, PART)
+        part_inside = inside(part_column, DSTATE, DSTATE == BLOCK_S)
+        C_part = tl.load(
+            C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + part_column[:, None],
+            mask=(node_i < N)[None, :] & part_inside[:, None],
+            other=0.0,
+        )
+        B_part = tl.load(
+            B + (b * N + node_j)[:, None] * stride_B + group * DSTATE + part_column[None, :],
+            mask=is_node[:, None] & part_inside[None, :],
+            other=0.0,
+        )
+        scores += _dot(B_part, C_part, INPUTS_EXACT, INPUTS_EXACT, NATIVE)
+        C_parts = C_parts + (C_part,)  # noqa: RUF005 (jit code has no unpacking)
     coefficient = tl.where(on_path, scores * tl.exp(tl.where(on_path, log_decay_ji, 0.0)) * dt_j[:, None], 0.0)
     if HAS_D:
         skip = tl.load(D + head * stride_D).to(tl.float32)
@@ -263,7 +305,11 @@ def _mamba2_verify_kernel(
         if head % HEADS_PER_GROUP == 0:
             tl.store(
                 window_B + row * stride_wB_row + append[:, None] * stride_wB_pos + group * DSTATE + column[None, :],
-                B_tile.to(window_B.dtype.element_ty),
+                tl.load(
+                    B + (b * N + node_j)[:, None] * stride_B + group * DSTATE + column[None, :],
+                    mask=is_node[:, None] & state_inside[None, :],
+                    other=0.0,
+                ).to(window_B.dtype.element_ty),
                 mask=free[:, None] & state_inside[None, :],
             )
 
@@ -277,49 +323,125 @@ def _mamba2_verify_kernel(
         next_position = tl.load(order_row + token_w + 1, mask=follows, other=0).to(tl.int64)
         next_dt = tl.load(window_dt_head + next_position * stride_wdt_pos, mask=follows, other=0.0)
         after_w = tl.cumsum(decay_rate * next_dt, axis=0, reverse=True)
-        B_waiting = tl.load(
-            window_B_group + position[:, None] * stride_wB_pos + column[None, :],
-            mask=is_waiting[:, None] & state_inside[None, :],
-            other=0.0,
-        )
-        scores_w = _dot(B_waiting, C_tile, INPUTS_EXACT, INPUTS_EXACT, NATIVE)
+        scores_w = tl.zeros((BLOCK_W, BLOCK_I), tl.float32)
+        for part in tl.static_range(BLOCK_S // PART):
+            part_column = part * PART + tl.arange(0, PART)
+            part_inside = inside(part_column, DSTATE, DSTATE == BLOCK_S)
+            B_part = tl.load(
+                window_B_group + position[:, None] * stride_wB_pos + part_column[None, :],
+                mask=is_waiting[:, None] & part_inside[None, :],
+                other=0.0,
+            )
+            scores_w += _dot(B_part, C_parts[part], INPUTS_EXACT, INPUTS_EXACT, NATIVE)
         coefficient_w = scores_w * tl.exp(after_w[:, None] + log_decay_i[None, :]) * dt_w[:, None]
         state_decay = tl.exp(tl.sum(decay_rate * dt_w, axis=0) + log_decay_i)
     else:
         state_decay = tl.exp(log_decay_i)
 
-    for block in range(first_block, first_block + BLOCKS):
-        dim = block * BLOCK_P + dim_p
-        dim_inside = dim < HEADDIM
-        tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
-        tile_inside = dim_inside[:, None] & state_inside[None, :]
-        state = tl.load(tile, mask=tile_inside, other=0.0)
-        output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE) * state_decay[None, :]
-        x_nodes = tl.load(
-            x + (b * N + node_j)[None, :] * stride_x + head * HEADDIM + dim[:, None],
-            mask=is_node[None, :] & dim_inside[:, None],
-            other=0.0,
-        )
-        tl.store(
-            window_x_head + append[None, :] * stride_wx_pos + dim[:, None],
-            x_nodes.to(window_x.dtype.element_ty),
-            mask=free[None, :] & dim_inside[:, None],
-        )
-        output += _dot(x_nodes, coefficient, INPUTS_EXACT, False, NATIVE)
-        if BLOCK_W > 0:
-            x_waiting = tl.load(
-                window_x_head + position[None, :] * stride_wx_pos + dim[:, None],
-                mask=is_waiting[None, :] & dim_inside[:, None],
+    if BLOCK_W == 0:  # names for the calls below, not used
+        position = append
+        is_waiting = is_node
+        coefficient_w = coefficient
+    x_head = x + b * N * stride_x + head * HEADDIM
+    z_head = x_head
+    if HAS_Z:
+        z_head = z + b * N * stride_z + head * HEADDIM
+    if folds:
+        for block in range(first_block, first_block + BLOCKS):
+            dim = block * BLOCK_P + dim_p
+            tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
+            dim_inside = inside(dim, HEADDIM, covered)
+            tile_inside = dim_inside[:, None] & state_inside[None, :]
+            state = replay_tokens(
+                tl.load(tile, mask=tile_inside, other=0.0).to(tl.float32),
+                before,
+                order_row,
+                window_x_head + dim,
+                window_B_group + column[None, :],
+                window_dt_head,
+                stride_wx_pos,
+                stride_wB_pos,
+                stride_wdt_pos,
+                decay_rate,
+                dim_inside,
+                state_inside[None, :],
+            ).to(checkpoint.dtype.element_ty)
+            tl.store(tile, state, mask=tile_inside)
+            # loaded here: kept from above, it would crowd the replay's registers
+            C_tile = tl.load(
+                C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
+                mask=(node_i < N)[None, :] & state_inside[:, None],
                 other=0.0,
             )
-            output += _dot(x_waiting, coefficient_w, INPUTS_EXACT, False, NATIVE)
-        out_inside = (node_i < N)[None, :] & dim_inside[:, None]
-        if HAS_Z:
-            gate = tl.load(
-                z + (b * N + node_i)[None, :] * stride_z + head * HEADDIM + dim[:, None], mask=out_inside, other=0.0
-            ).to(tl.float32)
-            output *= gate * tl.sigmoid(gate)
-        tl.store(y_head + node_i[None, :] * stride_y + dim[:, None], output.to(y.dtype.element_ty), mask=out_inside)
+            output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE)
+            # no pending tokens are left: BLOCK_W = 0
+            _emit_block(
+                output * state_decay[None, :],
+                dim,
+                dim_inside[:, None],
+                coefficient,
+                coefficient_w,
+                node_i,
+                node_j,
+                append,
+                free,
+                position,
+                is_waiting,
+                x_head,
+                z_head,
+                y_head,
+                window_x_head,
+                stride_x,
+                stride_z,
+                stride_y,
+                stride_wx_pos,
+                N,
+                0,
+                HAS_Z,
+                INPUTS_EXACT,
+                STATE_EXACT,
+                NATIVE,
+            )
+    else:
+        for block in range(first_block, first_block + BLOCKS):
+            dim = block * BLOCK_P + dim_p
+            dim_inside = inside(dim, HEADDIM, covered)
+            output = tl.zeros((BLOCK_P, BLOCK_I), tl.float32)
+            for part in tl.static_range(BLOCK_S // PART):
+                part_column = part * PART + tl.arange(0, PART)
+                state = tl.load(
+                    checkpoint_head + dim[:, None] * DSTATE + part_column[None, :],
+                    mask=dim_inside[:, None] & inside(part_column, DSTATE, DSTATE == BLOCK_S)[None, :],
+                    other=0.0,
+                )
+                output += _dot(state, C_parts[part], STATE_EXACT, INPUTS_EXACT, NATIVE)
+            _emit_block(
+                output * state_decay[None, :],
+                dim,
+                dim_inside[:, None],
+                coefficient,
+                coefficient_w,
+                node_i,
+                node_j,
+                append,
+                free,
+                position,
+                is_waiting,
+                x_head,
+                z_head,
+                y_head,
+                window_x_head,
+                stride_x,
+                stride_z,
+                stride_y,
+                stride_wx_pos,
+                N,
+                BLOCK_W,
+                HAS_Z,
+                INPUTS_EXACT,
+                STATE_EXACT,
+                NATIVE,
+            )
 
 
 def default_tiling(headdim: int, dstate: int, nodes: int, batch: int, nheads: int) -> Tiling:
@@ -355,6 +477,7 @@ def mamba2_verify(
     window_dt: torch.Tensor,
     ancestors: torch.Tensor,
     fold_threshold: int,
+    schedule: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
@@ -374,6 +497,7 @@ def mamba2_verify(
     window_x    [R, C, nheads, headdim], window_B [R, C, ngroups, dstate] float, window_dt [R, C, nheads] float32,
                 inner dimensions contiguous: pending entries read, order[row, pending .. pending+N) written.
     ancestors   [>=B, N] int64 from build_tree, contiguous.
+    schedule    [>=B] int32 from fold_first: the order in which rows are started; None: as they lie. Same results.
     tiling      launch shape, None for the default.
     """
     tokens, nheads, headdim = x.shape
@@ -427,6 +551,10 @@ def mamba2_verify(
     check_index("pending", pending, None)
     check_index("slots", slots, batch)
     check_index("rows", rows, batch)
+    if schedule is not None:
+        check_index("schedule", schedule, None)
+        if schedule.shape[0] < batch:
+            raise ValueError(f"schedule: {schedule.shape[0]} rows, batch is {batch}")
     check_same_device(
         dt=dt,
         A=A,
@@ -438,6 +566,7 @@ def mamba2_verify(
         order=order,
         window_dt=window_dt,
         ancestors=ancestors,
+        schedule=schedule,
         **blocks,
     )
     if batch == 0:
@@ -464,6 +593,7 @@ def mamba2_verify(
         window_B,
         window_dt,
         ancestors,
+        schedule,
         fold_threshold,
         float(low),
         float(high),
@@ -490,6 +620,7 @@ def mamba2_verify(
         HEADS_PER_GROUP=nheads // ngroups,
         HEADDIM=headdim,
         DSTATE=dstate,
+        HAS_SCHEDULE=schedule is not None,
         HAS_D=D is not None,
         HAS_BIAS=dt_bias is not None,
         HAS_Z=z is not None,
@@ -503,8 +634,10 @@ def mamba2_verify(
         BLOCK_W=max(16, triton.next_power_of_2(fold_threshold)) if fold_threshold else 0,
         BLOCK_P=tiling.block_p,
         BLOCK_S=triton.next_power_of_2(dstate),
+        PART=min(PART, triton.next_power_of_2(dstate)),
         BLOCKS=tiling.blocks_per_program,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
+        **({"maxnreg": tiling.max_registers} if tiling.max_registers else {}),
     )
     return y

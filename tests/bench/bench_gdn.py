@@ -294,33 +294,28 @@ def time_settle(problem: Problem, budget_ms: float) -> dict[str, float]:
 
 
 def default_for(nodes: int) -> VerifyConfig:
-    return default_config(nodes=nodes, values=128, exact=False)
+    return default_config(nodes=nodes, values=128, exact=False, overlap=True)
 
 
 def candidates() -> list[VerifyConfig]:
     """Configurations worth a timing: the default, and each change from it that might pay, some combined."""
-    base = VerifyConfig()
+    base = VerifyConfig(overlap=True)
     changes: list[dict[str, Any]] = [
         {},
-        {"overlap": True},
+        {"overlap": False},
         {"registers": 104},
-        {"registers": 80},
+        {"registers": None},
         {"chunk": 16},
         {"chunk": 64},
-        {"block_v": 16},
-        {"block_v": 16, "num_warps": 2},
         {"block_v": 16, "num_warps": 1},
-        {"num_warps": 2},
-        {"block_v": 64},
-        {"block_v": 64, "num_warps": 8},
-        {"block_v": 64, "num_warps": 8, "overlap": True},
+        {"block_v": 32, "num_warps": 2},
+        {"block_v": 32, "num_warps": 4},
+        {"num_warps": 8},
         {"block_v": 128, "num_warps": 8},
         {"query_chunk": 32},
         {"query_chunk": 128},
         {"prepare_warps": 2},
-        {"prepare_warps": 4, "query_chunk": 128},
-        {"overlap": True, "prepare_warps": 2},
-        {"overlap": True, "prepare_warps": 4, "query_chunk": 128},
+        {"prepare_warps": 4},
     ]
     return [replace(base, **change) for change in changes]
 
@@ -336,7 +331,7 @@ def compile_slice(arguments: tuple[Shape, list[tuple[int, str]], int, list[Verif
 
 
 def difference(config: VerifyConfig) -> str:
-    base = asdict(VerifyConfig())
+    base = asdict(VerifyConfig(overlap=True))
     return " ".join(f"{k}={v}" for k, v in asdict(config).items() if v != base[k]) or "default"
 
 
@@ -396,7 +391,7 @@ def main() -> None:
     config = None
     if options.config:
         changes = {key: int(value) for key, value in (item.split("=") for item in options.config)}
-        config = replace(VerifyConfig(), **changes)
+        config = replace(VerifyConfig(overlap=True), **changes)
     try:
         stock: Stock | None = Stock()
         record["note"] = "stock: sglang's kernels from PYTHONPATH"

@@ -92,11 +92,11 @@ def verify_reports(
 
 def fold_report(state: str) -> dict[str, int]:
     pointers = {
-        **WINDOW_POINTERS, "checkpoint": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32", "dst_slots": "*i32",
-        "rows": "*i32", "counts": "*i32",
+        **WINDOW_POINTERS, "checkpoint": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32",
+        "dst_slots": "*i32", "rows": "*i32", "counts": "*i32",
     }  # fmt: skip
-    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V))
-    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.NUM_WARPS)
+    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), block_v=fold_module.BLOCK_V)
+    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.NUM_WARPS, fold_module.REGISTERS)
 
 
 def show(name: str, report: dict[str, int]) -> None:

@@ -30,7 +30,7 @@ folder, prompts, new = json.load(sys.stdin)
 config = AutoConfig.from_pretrained(folder)
 if hasattr(config, "chunk_size"):
     # The torch Mamba2 of transformers 5.12 is wrong past its first chunk (it disagrees with itself token by token).
-    config.chunk_size = 4096
+    config.chunk_size = 256
 model, info = AutoModelForCausalLM.from_pretrained(
     folder, config=config, dtype=torch.float32, output_loading_info=True
 )

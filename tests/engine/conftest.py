@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from . import harness
 
-harness.prepare_environment("cpu")
+# Where there is a GPU the tests marked gpu run, each engine in a process of its own.
+harness.prepare_environment("cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
 
 
 class Checkpoints:

@@ -15,6 +15,10 @@ from .spec import EngineSpec
 
 pytestmark = pytest.mark.gpu
 
+# SGLang refuses Triton attention for Nemotron-H and FlashInfer has no float32, so Mamba2 engines cannot be compared token
+# for token here: the demo on a GPU serves them in bfloat16 and examines every difference.
+GPU_FAMILY_MODES = [(family, mode) for family, mode in FAMILY_MODES if family == "gdn"]
+
 GPU_STATE_BOUND = 5e-3
 """float32 through tensor cores (tf32): the relative error of a state after a prefill in another chunking."""
 
@@ -35,14 +39,14 @@ def _check(result, todo, *, bound: float = GPU_STATE_BOUND) -> None:
 
 @pytest.mark.parametrize("cache", ["no_buffer", "extra_buffer-overlap", "extra_buffer_lazy"])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-@pytest.mark.parametrize(("family", "mode"), FAMILY_MODES)
+@pytest.mark.parametrize(("family", "mode"), GPU_FAMILY_MODES)
 def test_graphs_and_overlap(checkpoint, family, mode, algorithm, cache):
     todo = scenarios.common(checkpoint.vocab)
     _check(run(_spec(checkpoint, Case(family, algorithm, cache, mode)), todo), todo)
 
 
 @pytest.mark.parametrize("algorithm", ["ngram-tree", "nextn-tree"])
-@pytest.mark.parametrize(("family", "mode"), FAMILY_MODES)
+@pytest.mark.parametrize(("family", "mode"), GPU_FAMILY_MODES)
 def test_every_state(checkpoint, family, mode, algorithm):
     todo = scenarios.common(checkpoint.vocab)
     case = Case(family, algorithm, "extra_buffer-overlap", mode)

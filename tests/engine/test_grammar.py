@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 
 import pytest
@@ -11,8 +12,8 @@ from .harness import check_equal, run
 from .matrix import FAMILY_MODES, Case
 
 AHEAD = (
-    "SGLang, both versions: where a grammar ends inside an accepted run, the tokens past its end are dropped from the "
-    "request but are in its state, which no_buffer then caches under the shorter key"
+    "SGLang 0.5.17: where a grammar ends inside an accepted run, the tokens past its end are dropped from the request "
+    "but are in its state, which no_buffer then caches under the shorter key (0.5.23 caches nothing then)"
 )
 CELLS = (
     ("ngram-tree", "no_buffer"),
@@ -26,7 +27,8 @@ def _cases() -> list:
     params = []
     for (family, mode), (algorithm, cache) in itertools.product(FAMILY_MODES, CELLS):
         case = Case(family, algorithm, cache, mode)
-        marks = pytest.mark.xfail(reason=AHEAD, strict=True) if cache == "no_buffer" else ()
+        wrong = cache == "no_buffer" and importlib.metadata.version("sglang").startswith("0.5.17")
+        marks = pytest.mark.xfail(reason=AHEAD, strict=True) if wrong else ()
         params.append(pytest.param(case, id=case.name, marks=marks))
     return params
 

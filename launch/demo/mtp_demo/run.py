@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from .server import Server, ServerError
 DEVICE_FLAGS = {
     "cpu": ["--device", "cpu"],
     "cuda": [
-        *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+        *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
         *("--max-total-tokens", "131072", "--max-running-requests", "32", "--max-mamba-cache-size", "160"),
         "--disable-prefill-cuda-graph",
     ],
@@ -68,10 +69,18 @@ class Outcome:
         return sum(verdict.tie for verdict in self.verdicts)
 
 
+def attention_backend(model: Path) -> str:
+    """Triton, or FlashInfer for Nemotron-H, which SGLang refuses to serve with Triton attention."""
+    architectures = json.loads((model / "config.json").read_text()).get("architectures", [])
+    return "flashinfer" if any(name.startswith("NemotronH") for name in architectures) else "triton"
+
+
 def server_command(options: Options, model: Path, speculate: bool) -> list[str]:
     """The ``launch_server`` command, without host and port."""
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--dtype", options.dtype]
     command += [*DEVICE_FLAGS[options.device], "--random-seed", str(options.seed)]
+    if options.device == "cuda":
+        command += ["--attention-backend", attention_backend(model)]
     if options.mode is not None:
         command += ["--mamba-mtp-mode", options.mode]
     if speculate:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ..helpers import assert_same_bits, rms_ratio
-from .case import Case, make_case
+from .case import WINDOWS, Case, make_case
 from .checks import check_verify
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
     "changes",
     [
         {"block_v": 16},
-        {"block_v": 64},
+        {"block_v": 32},
         {"block_v": 128, "num_warps": 8},
         {"split": False},
         {"chunk": 16},
@@ -47,6 +47,7 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
         {"num_warps": 2},
         {"registers": 96},
         {"overlap": True},
+        {"overlap": True, "block_v": 32},
     ],
     ids=str,
 )
@@ -55,6 +56,35 @@ def test_configurations(changes: dict[str, int]) -> None:
     from mamba_mtp_kernels.gdn.verify import VerifyConfig, gdn_verify
 
     check_verify(real_case(8), gdn_verify, config=replace(VerifyConfig(), **changes))
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
+    """A verify that folds, in tiles of any size, leaves what gdn_fold leaves in its own."""
+    from mamba_mtp_kernels.gdn.fold import gdn_fold
+    from mamba_mtp_kernels.gdn.verify import VerifyConfig, gdn_verify
+
+    case = make_case(
+        batch=17, nodes=4, dtype=torch.bfloat16, state_dtype=state_dtype, pending=[20] * 17, fold_threshold=16,
+        device="cuda", **QWEN3_NEXT,
+    )  # fmt: skip
+    books, slots = case.books, case.books.slots.long()
+    for rows in (slice(0, 17), slice(0, 2)):  # many states, large tiles; few, small ones
+        settled = case.clone()
+        gdn_fold(
+            settled.tensors["checkpoint"][None],
+            **{name: settled.tensors[name][None] for name in WINDOWS},
+            order=books.order,
+            src_slots=books.slots[rows],
+            dst_slots=books.slots[rows],
+            rows=books.rows[rows],
+            counts=books.pending[slots[rows]],
+        )
+        want = settled.tensors["checkpoint"][slots[rows]]
+        for config in (None, *(replace(VerifyConfig(), block_v=block_v) for block_v in (16, 32, 64))):
+            folded = case.clone()
+            folded.run(gdn_verify, config=config)
+            assert_same_bits(f"checkpoint, {config}", folded.tensors["checkpoint"][slots[rows]], want)
 
 
 def test_bf16_halves_lose_nothing_that_matters() -> None:

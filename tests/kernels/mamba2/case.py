@@ -63,9 +63,7 @@ class Case:
         moved = {}
         for name, x in self.tensors.items():
             if x is not None:
-                on_device = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-                on_device.copy_(x)
-                moved[name] = on_device
+                moved[name] = _storage_on(x, device).as_strided(x.shape, x.stride(), x.storage_offset())
             else:
                 moved[name] = None
         return replace(self, books=self.books.to(device), tensors=moved)
@@ -114,10 +112,15 @@ class Case:
         return {name: self.tensors[name].cpu()[at] for name in WINDOWS}
 
 
-def _clone(x: torch.Tensor) -> torch.Tensor:
+def _storage_on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of all that x's storage holds, so that strides, gaps and expanded dimensions survive."""
     storage = x.untyped_storage()
     flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (storage.nbytes() // x.element_size(),))
-    return flat.clone().as_strided(x.shape, x.stride(), x.storage_offset())
+    return flat.to(device, copy=True)
+
+
+def _clone(x: torch.Tensor) -> torch.Tensor:
+    return _storage_on(x, x.device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def make_case(

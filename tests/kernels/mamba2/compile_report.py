@@ -73,6 +73,7 @@ def mamba2(
         "HEADS_PER_GROUP": heads // groups,
         "HEADDIM": headdim,
         "DSTATE": dstate,
+        "HAS_SCHEDULE": True,
         "HAS_D": True,
         "HAS_BIAS": True,
         "HAS_Z": False,
@@ -86,12 +87,13 @@ def mamba2(
         "BLOCK_W": max(16, triton.next_power_of_2(window)) if window else 0,
         "BLOCK_P": tiling.block_p,
         "BLOCK_S": triton.next_power_of_2(dstate),
+        "PART": min(mamba2_verify.PART, triton.next_power_of_2(dstate)),
         "BLOCKS": tiling.blocks_per_program,
         **dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1),
     }
     pointers = dict.fromkeys(("x", "dt", "B", "C", "y", "window_x", "window_B"), model)
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
-    pointers |= dict.fromkeys(("slots", "rows", "pending", "order"), "i32")
+    pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
     kernel = mamba2_verify._mamba2_verify_kernel
     return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)

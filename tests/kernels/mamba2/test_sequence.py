@@ -101,7 +101,8 @@ def run_steps(
                 states[b, node] = above * decay[token][:, None, None] + outer * steps64[token][:, None, None]
         expected = (states * C.double().view(batch, nodes, 1, 1, dstate)).sum(-1).view(y.shape)
         expected += D.double().cpu()[:, None] * x.double()
-        assert_close(f"y at step {step}", y, expected, 1e-6)
+        # few outputs a step: the worst of thousands of draws cancels to a fraction of its terms
+        assert_close(f"y at step {step}", y, expected, 4e-6)
 
         last = torch.randint(0, nodes, (batch,), generator=generator)
         paths = [path_to(parents_cpu[b].tolist(), int(last[b])) for b in range(batch)]

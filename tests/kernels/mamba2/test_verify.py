@@ -245,6 +245,16 @@ def test_window_order_is_only_an_address(device):
     assert_same_bits("checkpoint", moved.tensors["checkpoint"], case.tensors["checkpoint"])
 
 
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_schedule_changes_no_bits(op, device):
+    case = make_case(batch=4, nodes=3, pending=[2, 8, 9, 0], padding=(3,), nheads=2, device=device)
+    plain, ordered = case.clone(), case.clone()
+    schedule = torch.tensor([2, 1, 3, 0, 77], dtype=torch.int32, device=device)
+    assert_same_bits("y", ordered.run(op, schedule=schedule), plain.run(op))
+    for name in ("checkpoint", "window_x", "window_B", "window_dt"):
+        assert_same_bits(name, ordered.tensors[name], plain.tensors[name])
+
+
 @pytest.mark.parametrize(
     "mutate", ["parent", "dropped decay", "stale pending", "swapped order", "accept+1", "head", "D"]
 )
