@@ -46,7 +46,8 @@ def verify_tree_mask(custom_mask: torch.Tensor | None, seq_lens: torch.Tensor, n
     bs = seq_lens.shape[0]
     if n == 1 or custom_mask is None or custom_mask.numel() == 0:
         return torch.ones(n, n, dtype=torch.bool).tril().expand(bs, n, n)
-    if custom_mask.numel() >= (total := int(seq_lens.sum()) * n + bs * n * n) and total > bs * n * n:
+    with_prefixes = int(seq_lens.sum()) * n + bs * n * n
+    if custom_mask.numel() == with_prefixes != bs * n * n:
         blocks, at = [], 0
         for length in seq_lens.tolist():
             width = length + n

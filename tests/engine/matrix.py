@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from .spec import EngineSpec
 
 FAMILIES = ("gdn", "mamba2")
 
-MODES = {"gdn": ("snapshot", "replay"), "mamba2": ("snapshot", "replay")}
-"""Per family, the modes whose engines must equal the plain engine. Add a mode here when the family has it."""
+MODES = {"gdn": ("replay", "snapshot"), "mamba2": ("replay", "snapshot")}
+"""Per family, the modes whose engines must equal the plain engine, the default mode first. A new mode goes here."""
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
 
@@ -49,7 +50,10 @@ FAST = {
     ("mamba2", "nextn-chain", "extra_buffer"),
     ("mamba2", "nextn-tree", "no_buffer"),
 }
-"""What runs without ``-m slow``: every family, algorithm and cache at least once."""
+"""What runs without ``-m slow`` in the default mode: every family, algorithm and cache at least once."""
+
+FAST_IN_EVERY_MODE = {("gdn", "nextn-tree", "extra_buffer-overlap"), ("mamba2", "ngram-tree", "extra_buffer_lazy")}
+"""Those of them that also run in the other modes."""
 
 FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
@@ -67,6 +71,12 @@ FEW_SLOTS = {
 """Engines so small that they evict all the time: four requests' slots (three each with a buffer) and five more."""
 
 
+LAZY_OVERWRITES = importlib.metadata.version("sglang").startswith("0.5.17")
+"""SGLang 0.5.17, in every mode: with extra_buffer_lazy and no free slot for a second snapshot, a verify that crosses a
+track boundary overwrites the first one, although the radix cache is about to own it under the shorter key: the result
+of the prefill that took it is processed a step later. (0.5.23 is right.)"""
+
+
 @dataclass(frozen=True)
 class Case:
     """One cell of the matrix."""
@@ -82,7 +92,10 @@ class Case:
 
     def spec(self, model: str, **changes) -> EngineSpec:
         """The engine of this cell on a checkpoint."""
-        settings = {**ENGINE[self.family], **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes}
+        engine = ENGINE[self.family]
+        if LAZY_OVERWRITES and self.cache == "extra_buffer_lazy":
+            engine = {**engine, "max_mamba_cache_size": 200}  # always a free slot; test_boundaries.py has the rest
+        settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes}
         return EngineSpec(model=model, mode=self.mode, **settings)
 
 
@@ -91,6 +104,7 @@ def cases(fast: set[tuple[str, str, str]] = FAST) -> list:
     params = []
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, ALGORITHMS, CACHES):
         case = Case(family, algorithm, cache, mode)
-        marks = () if (family, algorithm, cache) in fast else (pytest.mark.slow,)
-        params.append(pytest.param(case, id=case.name, marks=marks))
+        cell = (family, algorithm, cache)
+        quick = cell in fast and (mode == MODES[family][0] or cell in FAST_IN_EVERY_MODE)
+        params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
     return params

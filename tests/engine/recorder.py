@@ -31,11 +31,16 @@ class Recorder:
         self.live = live
         self.step = 0
         self.insertions = 0
+        self._caching = ""
         self._owned: dict[int, bytes] = {}
         self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
         scheduler.run_batch = self._wrap_run_batch(scheduler.run_batch)
         scheduler.process_batch_result = self._wrap_process(scheduler.process_batch_result)
-        scheduler.tree_cache.insert = self._wrap_insert(scheduler.tree_cache.insert)
+        tree = scheduler.tree_cache
+        tree.insert = self._wrap_insert(tree.insert)
+        for name in ("cache_finished_req", "cache_unfinished_req", "checkpoint"):  # 0.5.23 has the last one only
+            if hasattr(tree, name):
+                setattr(tree, name, self._wrap_cache(name, getattr(tree, name)))
         allocator = scheduler.req_to_token_pool.mamba_allocator
         allocator.free = self._wrap_free(allocator.free)
         allocator.clear = self._wrap_clear(allocator.clear)
@@ -89,6 +94,16 @@ class Recorder:
 
     # -- slots the radix cache owns --------------------------------------------------------------------------------
 
+    def _wrap_cache(self, what: str, cache):
+        def wrapped(req, *args, **kwargs):
+            self._caching = f"by {what} of {req.rid}"
+            try:
+                return cache(req, *args, **kwargs)
+            finally:
+                self._caching = ""
+
+        return wrapped
+
     def _wrap_insert(self, insert):
         def wrapped(params):
             value = params.mamba_value
@@ -105,7 +120,7 @@ class Recorder:
             self._owned[slot] = prefix
             self.insertions += 1
             (state,) = read_state(self.pool, value, settle=False)
-            self.records.append(Record("insert", f"slot {slot}@{self.step}", prefix, state))
+            self.records.append(Record("insert", f"slot {slot} {self._caching}@{self.step}", prefix, state))
             return result
 
         return wrapped

@@ -68,6 +68,17 @@ def chunked(vocab: int) -> Scenario:
     )
 
 
+def boundaries(vocab: int) -> Scenario:
+    """Prompts that end at, just before and just after a chunk's or a track interval's boundary, each asked twice."""
+    lengths = (15, 16, 17, 47, 48, 63, 64, 65, 79, 127, 128, 129)
+    first = tuple(
+        Request(f"n{n}", repetitive(100 + n, n, vocab, motif=9), 20, at_step=i) for i, n in enumerate(lengths)
+    )
+    again = tuple(Request(f"again{n}", repetitive(100 + n, n, vocab, motif=9), 24, after="n129") for n in lengths)
+    follow = tuple(Request(f"f{n}", tokens(300 + n, 5, vocab), 10, continues=f"again{n}") for n in lengths)
+    return Scenario("boundaries", first + again + follow)
+
+
 def staggered(vocab: int) -> Scenario:
     """Arrivals and ends spread over the steps: the batch grows, shrinks and is compacted; rows and slots are reused."""
     ends = (30, 9, 22, 4, 35, 13, 18, 27)

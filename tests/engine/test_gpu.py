@@ -15,8 +15,8 @@ from .spec import EngineSpec
 
 pytestmark = pytest.mark.gpu
 
-# SGLang refuses Triton attention for Nemotron-H and FlashInfer has no float32, so Mamba2 engines cannot be compared token
-# for token here: the demo on a GPU serves them in bfloat16 and examines every difference.
+# SGLang refuses Triton attention for Nemotron-H and FlashInfer has no float32, so Mamba2 engines cannot be compared
+# token for token here: the demo on a GPU serves them in bfloat16 and examines every difference.
 GPU_FAMILY_MODES = [(family, mode) for family, mode in FAMILY_MODES if family == "gdn"]
 
 GPU_STATE_BOUND = 5e-3

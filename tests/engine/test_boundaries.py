@@ -1,0 +1,33 @@
+"""Prompts around the boundaries of prefill chunks and track intervals, under every radix strategy."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from . import scenarios
+from .harness import check_equal, run
+from .matrix import CACHES, FAMILIES, FEW_SLOTS, LAZY_OVERWRITES, MODES, Case
+
+CASES = [Case(family, "ngram-tree", cache, MODES[family][0]) for family, cache in itertools.product(FAMILIES, CACHES)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_boundaries(case: Case, checkpoint):
+    todo = [scenarios.boundaries(checkpoint.vocab)]
+    check_equal(run(case.spec(checkpoint(case.family)), todo), todo)
+
+
+OVERWRITTEN = "SGLang 0.5.17 overwrites a snapshot before it is cached"
+
+
+@pytest.mark.xfail(LAZY_OVERWRITES, reason=OVERWRITTEN, strict=True, raises=AssertionError)
+@pytest.mark.parametrize("mode", MODES["mamba2"])
+def test_lazy_without_a_free_slot(mode, checkpoint):
+    """Snapshots every 16 tokens in prefill and decode, and no second slot for them."""
+    todo = [scenarios.boundaries(checkpoint.vocab)]
+    case = Case("mamba2", "ngram-tree", "extra_buffer_lazy", mode)
+    small = {name: x for name, x in FEW_SLOTS[case.cache].items() if name != "retract_every"}
+    result = run(case.spec(checkpoint(case.family), **small), todo)
+    check_equal(result, todo)
