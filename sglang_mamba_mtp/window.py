@@ -106,6 +106,8 @@ class Window:
         )
         self._parents = torch.zeros(max_batch * layout.nodes, dtype=torch.int32, device=device)
         self._ancestors = torch.zeros(max_batch * layout.nodes, dtype=torch.int64, device=device)
+        #: order in which a verify starts its rows: any permutation gives the same results
+        self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device)
         self._track_count = torch.zeros(max_batch, dtype=torch.int32, device=device)
         self._max_batch = max_batch
 
@@ -113,7 +115,7 @@ class Window:
     def nbytes(self) -> int:
         """Bytes held, bookkeeping included."""
         tensors = [self.pending, self.window_row, self.order, self.conv_inputs, self._parents, self._ancestors]
-        return sum(t.nbytes for t in (*tensors, *self.fields.values()))
+        return sum(t.nbytes for t in (*tensors, self.schedule, *self.fields.values()))
 
     def parents(self, batch: int, nodes: int) -> torch.Tensor:
         """Parent of every node of the running verify, [batch, nodes] int32, -1 for roots."""
@@ -149,6 +151,12 @@ class Window:
             retrieve_next_token=next_token,
             retrieve_next_sibling=next_sibling,
             batch=batch,
+        )
+
+    def schedule_rows(self, slots: torch.Tensor) -> None:
+        """Fill :attr:`schedule` for a verify of ``slots`` [batch]: rows that will fold take longest and go first."""
+        self._common.fold_first(
+            self.schedule, slots=slots, pending=self.pending, fold_threshold=self.layout.threshold
         )
 
     def layer_conv_inputs(self, index: int, nodes: int) -> torch.Tensor:

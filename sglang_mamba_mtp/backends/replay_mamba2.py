@@ -22,6 +22,10 @@ class ReplayMamba2(ReplayBackend, Mamba2Backend):
         super().__init__(model_runner)
         self._verify = mamba2.ops_for(self.window.checkpoint.device).mamba2_verify
 
+    def _build_tree(self) -> None:
+        super()._build_tree()
+        self.window.schedule_rows(self.forward_metadata.mamba_cache_indices)
+
     def forward(
         self,
         mixer: Any,
@@ -81,6 +85,7 @@ class ReplayMamba2(ReplayBackend, Mamba2Backend):
             dt_softplus=True,
             dt_limits=None,
             z=None,
+            schedule=self.window.schedule,
             out=scored[:tokens].view(tokens, heads, mixer.head_dim),
             **self._replay_arguments(index, tokens),
         )
