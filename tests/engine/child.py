@@ -25,6 +25,9 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     try:
         payload: Any = run_here(spec, scenarios)
     except BaseException:

@@ -61,7 +61,8 @@ def test_sabotage_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     owner, attribute, make = SABOTAGES[name]
     monkeypatch.setattr(owner, attribute, make(getattr(owner, attribute)))
     quick = settings(
-        max_examples=40,
+        max_examples=300,
+        derandomize=True,
         stateful_step_count=30,
         deadline=None,
         phases=[Phase.generate],

@@ -314,6 +314,6 @@ def links(parents: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 ReplayLives.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestReplayLives = ReplayLives.TestCase
