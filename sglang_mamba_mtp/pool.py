@@ -9,7 +9,6 @@ settles it first, whoever overwrites a slot forgets what was pending for it.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from .errors import MtpError
 from .window import FoldOp, Window, WindowLayout
-
-logger = logging.getLogger(__name__)
 
 
 class MtpMambaPool(MambaPool):

@@ -224,10 +224,6 @@ class Window:
         # Slot 0 is nobody's and never has pending tokens, so padding may land there.
         self.pending.index_fill_(0, slots.clamp(min=0).reshape(-1).to(torch.int64), 0)
 
-    def discard_all(self) -> None:
-        """Forget everything pending."""
-        self.pending.zero_()
-
     def _run_fold(
         self, src_slots: torch.Tensor, dst_slots: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor
     ) -> None:
