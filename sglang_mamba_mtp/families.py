@@ -22,8 +22,6 @@ class GdnFamily:
     inputs.
     """
 
-    name = "GDN"
-
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """Window fields for SGLang's ``Mamba2StateShape`` (``temporal`` = (HV, V, K), per tensor-parallel rank)."""
@@ -43,8 +41,6 @@ class GdnFamily:
 
 class Mamba2Family:
     """Mamba2 (Nemotron-H and others): x and B after the convolution, and the final step size dt."""
-
-    name = "Mamba2"
 
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:

@@ -190,18 +190,26 @@ def _log(message: str) -> None:
 # -------------------------------------------------------------------------------------------------------- mamba pool
 
 
+def _serving_of_pools(configurator: Any) -> Serving | None:
+    """How the model runner of this `KVCacheConfigurator` will be served; None where its pools stay SGLang's."""
+    if configurator.is_draft_worker:
+        return None
+    serving = _decide(configurator.model_config, configurator.server_args)
+    return serving if serving.family is not None else None
+
+
 def size_mamba_pool(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
     """AROUND `KVCacheConfigurator._handle_max_mamba_cache`: the mode says what speculation costs beside the slots."""
-    serving = _decide(configurator.model_config, configurator.server_args)  # as its model runner will
-    if configurator.is_draft_worker or serving.family is None:
+    serving = _serving_of_pools(configurator)
+    if serving is None or serving.family is None:
         return original(configurator, total_rest_memory)
     return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family)
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
     """AROUND `KVCacheConfigurator._build_hybrid_req_pool`: let SGLang build the mode's mamba pool."""
-    serving = _decide(configurator.model_config, configurator.server_args)  # as its model runner will
-    if configurator.is_draft_worker or serving.family is None:
+    serving = _serving_of_pools(configurator)
+    if serving is None:
         return original(configurator, **kwargs)
     pool = compat.hybrid_request_pool()
     stock = pool.mamba_pool_cls
