@@ -1,4 +1,11 @@
-"""What every kernel family shares: draft trees (tree.py), the window's bookkeeping (commit.py), schedule.py."""
+"""What every kernel family shares.
+
+tree.py         draft trees
+commit.py       replay mode's windows, schedule.py: the order in which their rows run
+slots.py        slots mode's indices: where each request's newest state lies
+layout.py       the two layouts of a recurrent state, turn.py: from one into the other
+move.py         copies of whole slots
+"""
 
 from __future__ import annotations
 
@@ -9,11 +16,18 @@ import torch
 
 
 class CommonOps(NamedTuple):
-    """The bookkeeping ops of one device. Signatures: tree.build_tree, commit.commit_window, schedule.fold_first."""
+    """The common ops of one device. Signatures: tree.build_tree, commit.commit_window, schedule.fold_first, slots.*,
+    turn.turn_states, move.move_states."""
 
     build_tree: Callable[..., None]
     commit_window: Callable[..., None]
     fold_first: Callable[..., None]
+    place_nodes: Callable[..., None]
+    commit_slots: Callable[..., None]
+    newest_slots: Callable[..., None]
+    forget_inputs: Callable[..., None]
+    turn_states: Callable[..., None]
+    move_states: Callable[..., None]
 
 
 def ops_for(device: torch.device | str) -> CommonOps:
@@ -21,12 +35,35 @@ def ops_for(device: torch.device | str) -> CommonOps:
     kind = torch.device(device).type
     if kind == "cuda":
         from .commit import commit_window
+        from .move import move_states
         from .schedule import fold_first
+        from .slots import commit_slots, forget_inputs, newest_slots, place_nodes
         from .tree import build_tree
+        from .turn import turn_states
 
-        return CommonOps(build_tree, commit_window, fold_first)
+        return CommonOps(
+            build_tree=build_tree,
+            commit_window=commit_window,
+            fold_first=fold_first,
+            place_nodes=place_nodes,
+            commit_slots=commit_slots,
+            newest_slots=newest_slots,
+            forget_inputs=forget_inputs,
+            turn_states=turn_states,
+            move_states=move_states,
+        )
     if kind == "cpu":
-        from .reference import build_tree_reference, commit_window_reference, fold_first_reference
+        from . import reference
 
-        return CommonOps(build_tree_reference, commit_window_reference, fold_first_reference)
+        return CommonOps(
+            build_tree=reference.build_tree_reference,
+            commit_window=reference.commit_window_reference,
+            fold_first=reference.fold_first_reference,
+            place_nodes=reference.place_nodes_reference,
+            commit_slots=reference.commit_slots_reference,
+            newest_slots=reference.newest_slots_reference,
+            forget_inputs=reference.forget_inputs_reference,
+            turn_states=reference.turn_states_reference,
+            move_states=reference.move_states_reference,
+        )
     raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

@@ -1,12 +1,14 @@
-"""Tree and window bookkeeping in plain PyTorch: the oracle of the tests and the op of the CPU engine.
+"""The common ops in plain PyTorch: the oracle of the tests and the op of the CPU engine.
 
-Same keyword signatures as the Triton launchers in tree.py and commit.py. Vectorised over rows; the only Python loops
-run over the nodes of a draft tree.
+Same keyword signatures as the Triton launchers. Vectorised over rows; the only Python loops run over the nodes of a
+draft tree.
 """
 
 from __future__ import annotations
 
 import torch
+
+from .layout import KV
 
 
 def build_tree_reference(
@@ -109,3 +111,104 @@ def fold_first_reference(
     real = slots > 0
     folds = real & (pending[torch.where(real, slots, 0).to(torch.int64)] > fold_threshold)
     schedule[: slots.shape[0]] = (~folds).to(torch.int32).argsort(stable=True).to(schedule.dtype)
+
+
+def place_nodes_reference(
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    current_input: torch.Tensor,
+    row_slot: torch.Tensor,
+    first_draft_slot: int,
+    nodes_per_row: int,
+) -> None:
+    """Where a verify reads and writes. See slots.place_nodes."""
+    batch, nodes = slots.shape[0], write_slots.shape[1]
+    real = slots > 0
+    row = torch.where(real, rows, 0).to(torch.int64)
+    newest = current_input[row]
+    read = torch.where((newest > 0) & (row_slot[row] == slots), newest, slots)
+    read_slots[:batch] = torch.where(real, read, 0).to(read_slots.dtype)
+    draft_slots = first_draft_slot + row[:, None] * nodes_per_row + torch.arange(nodes, device=slots.device)
+    write_slots[:batch] = torch.where(real[:, None], draft_slots, 0).to(write_slots.dtype)
+
+
+def commit_slots_reference(
+    *,
+    current_input: torch.Tensor,
+    row_slot: torch.Tensor,
+    slot_row: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    last_correct: torch.Tensor,
+    steps_to_track: torch.Tensor | None,
+    first_draft_slot: int,
+    nodes_per_row: int,
+    track_src: torch.Tensor,
+) -> None:
+    """Move the accepted rows' inputs to their last nodes. See slots.commit_slots."""
+    batch = slots.shape[0]
+    accepts = (slots > 0) & (last_correct >= 0)
+    slot, row = slots[accepts].to(torch.int64), rows[accepts].to(torch.int64)
+    newest = first_draft_slot + row * nodes_per_row + last_correct[accepts]
+    current_input[row] = newest.to(current_input.dtype)
+    row_slot[row] = slot.to(row_slot.dtype)
+    slot_row[slot] = row.to(slot_row.dtype)
+    if steps_to_track is None:
+        track_src[:batch] = 0
+    else:
+        tracked = first_draft_slot + rows.to(torch.int64) * nodes_per_row + steps_to_track
+        track_src[:batch] = torch.where((slots > 0) & (steps_to_track >= 0), tracked, 0).to(track_src.dtype)
+
+
+def _drafted(
+    slots: torch.Tensor, current_input: torch.Tensor, row_slot: torch.Tensor, slot_row: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row that last committed for each slot [B] int64 (0 for none), and its draft slot or -1."""
+    row = slot_row[slots.clamp(min=0).to(torch.int64)].to(torch.int64)
+    served = (slots > 0) & (row >= 0)
+    row = row.clamp(min=0)
+    served &= (row_slot[row] == slots) & (current_input[row] > 0)
+    return row, torch.where(served, current_input[row], -1)
+
+
+def newest_slots_reference(
+    newest: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    current_input: torch.Tensor,
+    row_slot: torch.Tensor,
+    slot_row: torch.Tensor,
+) -> None:
+    """Where each slot's newest state lies. See slots.newest_slots."""
+    _, drafted = _drafted(slots, current_input, row_slot, slot_row)
+    newest[: slots.shape[0]] = torch.where(drafted > 0, drafted, slots.clamp(min=0)).to(newest.dtype)
+
+
+def forget_inputs_reference(
+    *, slots: torch.Tensor, current_input: torch.Tensor, row_slot: torch.Tensor, slot_row: torch.Tensor
+) -> None:
+    """current_input -1 in the rows that serve the slots. See slots.forget_inputs."""
+    row, drafted = _drafted(slots, current_input, row_slot, slot_row)
+    current_input[row[drafted > 0]] = -1
+
+
+def move_states_reference(states: torch.Tensor, *, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
+    """Copy whole slots in every layer. See move.move_states."""
+    moves = (src_slots > 0) & (dst_slots > 0)
+    states[:, dst_slots[moves].to(torch.int64)] = states[:, src_slots[moves].to(torch.int64)]
+
+
+def turn_states_reference(
+    states: torch.Tensor, state_layout: torch.Tensor, *, slots: torch.Tensor, layout: int
+) -> None:
+    """Bring slots into `layout`. See turn.turn_states."""
+    real = slots[slots > 0].to(torch.int64)
+    turning = real[state_layout[real] != layout]
+    values, keys = states.shape[3:]
+    heads = states[:, turning]
+    lying = heads if layout == KV else heads.reshape(*heads.shape[:3], keys, values)
+    states[:, turning] = lying.transpose(3, 4).reshape(heads.shape)
+    state_layout[real] = layout

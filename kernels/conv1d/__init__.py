@@ -1,4 +1,5 @@
-"""Short convolution of draft trees: verify.py convolves, commit.py writes the windows along the accepted path."""
+"""Short convolution of draft trees: verify.py convolves and commit.py writes the windows along the accepted path;
+slots.py, for slots mode, convolves and writes the window after every node."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import torch
 
 
 class Conv1dOps(NamedTuple):
-    """The convolution ops of one device. Signatures: verify.conv1d_verify, commit.commit_conv."""
+    """The convolution ops of one device. Signatures: verify.conv1d_verify, commit.commit_conv,
+    slots.conv1d_verify_slots."""
 
     conv1d_verify: Callable[..., torch.Tensor]
     commit_conv: Callable[..., None]
+    conv1d_verify_slots: Callable[..., torch.Tensor]
 
 
 def ops_for(device: torch.device | str) -> Conv1dOps:
@@ -20,11 +23,12 @@ def ops_for(device: torch.device | str) -> Conv1dOps:
     kind = torch.device(device).type
     if kind == "cuda":
         from .commit import commit_conv
+        from .slots import conv1d_verify_slots
         from .verify import conv1d_verify
 
-        return Conv1dOps(conv1d_verify, commit_conv)
+        return Conv1dOps(conv1d_verify, commit_conv, conv1d_verify_slots)
     if kind == "cpu":
-        from .reference import commit_conv_reference, conv1d_verify_reference
+        from .reference import commit_conv_reference, conv1d_verify_reference, conv1d_verify_slots_reference
 
-        return Conv1dOps(conv1d_verify_reference, commit_conv_reference)
+        return Conv1dOps(conv1d_verify_reference, commit_conv_reference, conv1d_verify_slots_reference)
     raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

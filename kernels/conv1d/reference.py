@@ -1,7 +1,8 @@
 """Convolution of draft trees in plain PyTorch: the tests' oracle and the CPU engine's op.
 
-Same keyword signatures as the Triton launchers in verify.py and commit.py, and the verify takes `compute_dtype`: None
-computes as the kernel does (tap products in the operands' common dtype, float32 sum), torch.float64 is the oracle.
+Same keyword signatures as the Triton launchers, and the verifies take `compute_dtype`: torch.float64 is the oracle.
+None computes as the kernel does (tap products in the operands' common dtype, float32 sum), or, in slots mode, as the
+CPU engine's own verify does (sglang_mamba_mtp/cpu/conv1d_ops.py), whose bits it has to give.
 """
 
 from __future__ import annotations
@@ -74,6 +75,51 @@ def conv1d_verify_reference(
     elif activation is not None:
         raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
     out = torch.where(real[:, None, None], acc, 0).reshape(batch * nodes, dim)
+    return out.to(x.dtype) if compute_dtype is None else out
+
+
+def conv1d_verify_slots_reference(
+    x: torch.Tensor,
+    *,
+    conv_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    parents: torch.Tensor | None,
+    compute_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Convolution of every node, its window to its own slot. See slots.conv1d_verify_slots."""
+    batch, nodes = write_slots.shape
+    dim, width = weight.shape
+    acc_dtype = compute_dtype or torch.float32
+    real = read_slots > 0
+    inputs = x.reshape(batch, nodes, dim)
+    old = conv_states[torch.where(real, read_slots, 0).to(torch.int64)].transpose(1, 2)  # [B, K-1, dim], oldest first
+    if parents is None:
+        links = torch.arange(-1, nodes - 1, device=x.device).expand(batch, nodes)
+    else:
+        links = torch.where(real[:, None], parents[:batch], -1)
+    node_ids = torch.arange(nodes, device=x.device).expand(batch, nodes)
+    node, age = path_taps(node_ids, links[:, None, :].expand(batch, nodes, nodes), width)
+    # column of each tap in the old window followed by the nodes, oldest tap first
+    column = torch.where(node >= 0, node + width - 1, width - 2 - age).clamp(min=0).flip(-1)
+    each_row = torch.arange(batch, device=x.device).view(batch, 1, 1)
+    taps = torch.cat([old.to(x.dtype), inputs], dim=1)[each_row, column]  # [B, N, K, dim]
+
+    y = torch.einsum("bnwd,dw->bnd", taps.to(acc_dtype), weight.to(acc_dtype))
+    if bias is not None:
+        y = y + bias.to(acc_dtype)
+    if activation in ("silu", "swish"):
+        y = torch.nn.functional.silu(y)
+    elif activation is not None:
+        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
+    out = torch.where(real[:, None, None], y, 0).reshape(batch * nodes, dim)
+
+    windows = torch.cat([old, inputs.to(old.dtype)], dim=1)[each_row, column[:, :, 1:]].transpose(2, 3)
+    written = real[:, None] & (write_slots > 0)
+    conv_states[write_slots[written].to(torch.int64)] = windows[written]
     return out.to(x.dtype) if compute_dtype is None else out
 
 

@@ -3,9 +3,8 @@
     y_i = act(bias + sum_t weight[:, t] * u_{i, K-1-t}),   u_{i, 0} = x_i, u_{i, j} = input of i's j-th ancestor,
     and beyond the root the slot's window conv_states[slot], newest entry first.
 
-Rounding follows SGLang's causal_conv1d_update (Triton): each product in the operands' common dtype (so bf16 x bf16
-rounds to bf16), summed in float32, bias first, then taps from the oldest to the newest. Stock sums a tree's taps from
-the newest; ours keep the chain's order for both, so a tree that is a chain gives the chain's bits, and those are
+Rounding as in taps.py; the sum runs from the bias over the taps from the oldest to the newest. Stock sums a tree's taps
+from the newest; ours keep the chain's order for both, so a tree that is a chain gives the chain's bits, and those are
 also the bits of stock's one-token decode.
 
 Unlike stock the slot's window is only read: the commit writes it along the accepted path. The raw inputs go to
@@ -22,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from .taps import above, add_tap, product
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 4
@@ -29,32 +29,14 @@ PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each get
 
 
 @triton.jit
-def _product(value, weight):
-    """value * weight in their common dtype, as float32. Two 16-bit floats multiply exactly in float32."""
-    product = value.to(tl.float32) * weight.to(tl.float32)
-    if value.dtype == weight.dtype:
-        product = product.to(value.dtype).to(tl.float32)
-    return product
-
-
-@triton.jit
 def _add_tap(
     acc, back: tl.constexpr, node, older, x_row, state_row, weight_col, stride_x, stride_tok, inside, K: tl.constexpr
 ):
-    """acc + weight * input, from the tree where node >= 0 and from the old window otherwise."""
+    """acc + weight * input of the tap `back` steps up."""
     weight = tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0)
     tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
     old = tl.load(state_row + (K - 2 - older) * stride_tok, mask=inside & (node < 0), other=0.0)
-    if tree.dtype == old.dtype:
-        return acc + _product(tl.where(node >= 0, tree, old), weight)
-    return acc + tl.where(node >= 0, _product(tree, weight), _product(old, weight))
-
-
-@triton.jit
-def _above(node, parents_row):
-    """Parent of a node, -1 for the root and for what lies before it."""
-    parent = tl.load(parents_row + tl.maximum(node, 0))
-    return tl.where(node >= 0, tl.minimum(parent, node - 1), -1)
+    return add_tap(acc, node, tree, old, weight)
 
 
 @triton.jit
@@ -110,10 +92,10 @@ def _conv1d_verify_kernel(
     for offset in tl.static_range(NODES):
         node = first + offset
         here = inside & (node < N)
-        node1 = tl.where(node < N, _above(tl.minimum(node, N - 1), parents_row), -1)
-        node2 = _above(node1, parents_row)
+        node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
+        node2 = above(node1, parents_row)
         older2 = tl.where(node1 < 0, 1, 0)
-        node3 = _above(node2, parents_row)
+        node3 = above(node2, parents_row)
         older3 = older2 + tl.where(node2 < 0, 1, 0)
         acc = start
         if K >= 4:
@@ -122,7 +104,7 @@ def _conv1d_verify_kernel(
             acc = _add_tap(acc, 2, node2, older2, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
         acc = _add_tap(acc, 1, node1, 0, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
-        acc += _product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
+        acc += product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
         if SILU:
             acc = acc / (1 + tl.exp(-acc))
         outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005 (no unpacking in jit)
