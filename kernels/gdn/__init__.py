@@ -1,4 +1,5 @@
-"""Gated DeltaNet: verify of draft nodes by replay (verify.py) and the exact fold of accepted ones (fold.py)."""
+"""Gated DeltaNet: verify of draft nodes by replay (verify.py), the exact fold of accepted ones (fold.py), verify with a
+state a node (slots.py)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import torch
 
 
 class GdnOps(NamedTuple):
-    """The GDN ops of one device. Signatures: verify.gdn_verify, fold.gdn_fold."""
+    """The GDN ops of one device. Signatures: verify.gdn_verify, fold.gdn_fold, slots.gdn_verify_slots."""
 
     verify: Callable[..., torch.Tensor]
     fold: Callable[..., None]
+    verify_slots: Callable[..., torch.Tensor]
 
 
 def ops_for(device: torch.device | str) -> GdnOps:
@@ -20,11 +22,12 @@ def ops_for(device: torch.device | str) -> GdnOps:
     kind = torch.device(device).type
     if kind == "cuda":
         from .fold import gdn_fold
+        from .slots import gdn_verify_slots
         from .verify import gdn_verify
 
-        return GdnOps(gdn_verify, gdn_fold)
+        return GdnOps(gdn_verify, gdn_fold, gdn_verify_slots)
     if kind == "cpu":
-        from .reference import gdn_fold_reference, gdn_verify_reference
+        from .reference import gdn_fold_reference, gdn_verify_reference, gdn_verify_slots_reference
 
-        return GdnOps(gdn_verify_reference, gdn_fold_reference)
+        return GdnOps(gdn_verify_reference, gdn_fold_reference, gdn_verify_slots_reference)
     raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

@@ -5,8 +5,9 @@ over the first counts[b] tokens of a window, from their raw inputs, in order, in
 nothing accumulates that plain decode would not. The arithmetic is tiles.fold_tile, the same a verify's own fold runs,
 in tiles of the same shape: bit for bit the same state.
 
-Layouts: checkpoint [L, S, HV, V, K]; window_k [L, R, C, H, K], window_v [L, R, C, HV, V], window_g and window_beta
-[L, R, C, HV]. One program does one (layer, row, value head, tile of values).
+Layouts: checkpoint [L, S, HV, V, K], or [L, S, HV, K, V] in slots whose bit says so (layouts.py); window_k
+[L, R, C, H, K], window_v [L, R, C, HV, V], window_g and window_beta [L, R, C, HV]. One program does one (layer, row,
+value head, tile of values).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.layout import VK
+from .layouts import IS_KV, check_layout, load_state, store_state
 from .tiles import FACTORS, fold_tile, make_factors, per_k, per_row
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,13 +32,13 @@ REGISTERS = 128
 FEW_HEADS = 512
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["write_layout"])
 def _fold_kernel(
-    checkpoint, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows, counts,
-    capacity, stride_layer, stride_slot, stride_wk_layer, stride_wk_row, stride_wk,
+    checkpoint, state_layout, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows,
+    counts, write_layout, capacity, stride_layer, stride_slot, stride_wk_layer, stride_wk_row, stride_wk,
     stride_wv_layer, stride_wv_row, stride_wv, stride_gate_layer, stride_gate_row, stride_gate,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
+    BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(1) // HV
     hv = tl.program_id(1) % HV
@@ -55,9 +58,17 @@ def _fold_kernel(
     offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
     mask_k = offs_k < K
     checkpoint += layer * stride_layer + hv * (V * K)
-    inner = per_row(offs_v) * K + per_k(offs_k)
+    in_vk = per_row(offs_v) * K + per_k(offs_k)
+    in_kv = per_k(offs_k) * V + per_row(offs_v)
     mask = per_row(mask_v) & per_k(mask_k)
-    state = tl.load(checkpoint + src * stride_slot + inner, mask=mask, other=0).to(tl.float32)
+    from_kv = False
+    to_kv = False
+    if LAYOUTS:
+        from_kv = tl.load(state_layout + src) == IS_KV
+        # turned in place it would overwrite what other programs are yet to read
+        to_kv = tl.where(src == dst, from_kv, write_layout == IS_KV)
+    source = checkpoint + src * stride_slot
+    state = load_state(source + in_vk, source + in_kv, mask, from_kv, LAYOUTS)
     if count > 0:
         order += row * capacity
         window_k += layer * stride_wk_layer + row * stride_wk_row + h * K
@@ -72,7 +83,9 @@ def _fold_kernel(
         state = fold_tile(
             state, count, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
         )
-    tl.store(checkpoint + dst * stride_slot + inner, state.to(checkpoint.dtype.element_ty), mask=mask)
+    written = state.to(checkpoint.dtype.element_ty)
+    target = checkpoint + dst * stride_slot
+    store_state(target + in_vk, target + in_kv, written, mask, to_kv, LAYOUTS)
 
 
 def block_for(values: int, heads: int) -> int:
@@ -84,13 +97,15 @@ def block_for(values: int, heads: int) -> int:
     return min(BLOCK_V if heads >= FEW_HEADS else BLOCK_V // 2, max(16, triton.next_power_of_2(values)))
 
 
-def constants_for(*, heads: tuple[int, int], dims: tuple[int, int], block_v: int) -> dict[str, int]:
-    """Compile-time arguments of the kernel: heads (H, HV), dims (K, V)."""
+def constants_for(
+    *, heads: tuple[int, int], dims: tuple[int, int], block_v: int, layouts: bool = False
+) -> dict[str, int]:
+    """Compile-time arguments of the kernel: heads (H, HV), dims (K, V); layouts: a state_layout is given."""
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     chunk = min(CHUNK, padded_k)
     return {
         "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": block_v, "NC": padded_k // chunk,
-        "KC": chunk,
+        "KC": chunk, "LAYOUTS": layouts,
     }  # fmt: skip
 
 
@@ -106,14 +121,18 @@ def gdn_fold(
     dst_slots: torch.Tensor,
     rows: torch.Tensor,
     counts: torch.Tensor,
+    state_layout: torch.Tensor | None = None,
+    write_layout: int = VK,
 ) -> None:
     """checkpoint[:, dst] = fold of the first counts[b] tokens of order[rows[b]] onto checkpoint[:, src].
 
     Read: window_* as gdn_verify leaves them, with a leading layer axis (any layer and row stride); order [R, C] int32;
-        src_slots, dst_slots, rows, counts [B] int32 or int64.
+        src_slots, dst_slots, rows, counts [B] int32 or int64; state_layout [S] uint8, the layout (common/layout.py) of
+        each source, None: all VK.
     Written: checkpoint [L, S, HV, V, K] (any layer and slot stride) at dst. Rows with src <= 0 or dst <= 0, or with
         nothing to fold onto themselves, are skipped; counts[b] == 0 with src != dst copies. No dst may be another row's
-        src or dst. Window and bookkeeping are left alone.
+        src or dst. Where dst is src it keeps its layout, elsewhere it is written in write_layout (KV needs a
+        state_layout) and the caller sets its bit. Window and bookkeeping are left alone.
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch = src_slots.shape[0]
@@ -139,9 +158,10 @@ def gdn_fold(
     check_inner_contiguous("order", order, 2)
     for name, tensor in (("src_slots", src_slots), ("dst_slots", dst_slots), ("rows", rows), ("counts", counts)):
         check_index(name, tensor, batch)
+    check_layout(state_layout, checkpoint.shape[1], write_layout)
     check_same_device(
         checkpoint=checkpoint, window_k=window_k, window_v=window_v, window_g=window_g, window_beta=window_beta,
-        order=order, src_slots=src_slots, dst_slots=dst_slots, rows=rows, counts=counts,
+        order=order, src_slots=src_slots, dst_slots=dst_slots, rows=rows, counts=counts, state_layout=state_layout,
     )  # fmt: skip
     if batch == 0:
         return
@@ -151,13 +171,15 @@ def gdn_fold(
     factors = torch.empty(
         layers * batch * heads_v * tiles, capacity, FACTORS.value, dtype=torch.float32, device=checkpoint.device
     )
+    constants = constants_for(
+        heads=(heads_k, heads_v), dims=(dim_k, dim_v), block_v=block_v, layouts=state_layout is not None
+    )
     _fold_kernel[(tiles, batch * heads_v, layers)](
-        checkpoint, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows, counts,
-        capacity,
+        checkpoint, state_layout, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows,
+        counts, write_layout, capacity,
         checkpoint.stride(0), checkpoint.stride(1),
         window_k.stride(0), window_k.stride(1), window_k.stride(2),
         window_v.stride(0), window_v.stride(1), window_v.stride(2),
         window_g.stride(0), window_g.stride(1), window_g.stride(2),
-        **constants_for(heads=(heads_k, heads_v), dims=(dim_k, dim_v), block_v=block_v),
-        num_warps=NUM_WARPS, maxnreg=REGISTERS,
+        **constants, num_warps=NUM_WARPS, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -4,13 +4,15 @@ The recurrence, token by token along each node's own path (k and q l2-normalised
     S_i = e^{g_i} S_parent(i) (I - beta_i k_i k_i^T) + beta_i v_i k_i^T,    o_i = scale * S_i q_i
 with S [V, K] a head's state. Source: Gated Delta Networks (arXiv 2412.06464) and SGLang's
 fused_sigmoid_gating_recurrent.py, whose gates and eps these are. Same keyword signatures as the Triton launchers in
-verify.py and fold.py, plus `compute_dtype`. Vectorised over rows and heads; the Python loops run over tokens.
+verify.py, fold.py and slots.py, plus `compute_dtype`. Vectorised over rows and heads; the Python loops run over tokens.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+from ..common.layout import KV, VK
 
 L2NORM_EPS = 1e-6
 SOFTPLUS_THRESHOLD = 20.0
@@ -25,6 +27,22 @@ def _step(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor
     state = state * g.exp()[..., None, None]
     delta = beta[..., None] * (v - torch.einsum("bhvk,bhk->bhv", state, k))
     return state + delta[..., :, None] * k[..., None, :]
+
+
+def _load(pool: torch.Tensor, slots: torch.Tensor, state_layout: torch.Tensor | None) -> torch.Tensor:
+    """A copy of pool[slots] [B, HV, V, K], each slot read as its bit says; slots int64 in range."""
+    stored = pool[slots]
+    if state_layout is None:
+        return stored
+    turned = stored.flatten(2).unflatten(2, (pool.shape[3], pool.shape[2])).transpose(2, 3)
+    return torch.where((state_layout[slots] == KV)[:, None, None, None], turned, stored)
+
+
+def _store(pool: torch.Tensor, slots: torch.Tensor, state: torch.Tensor, is_kv: torch.Tensor) -> None:
+    """pool[slots] = state [B, HV, V, K], laid out as is_kv [B] bool says."""
+    state = state.to(pool.dtype)
+    turned = state.transpose(2, 3).reshape(state.shape)
+    pool[slots] = torch.where(is_kv[:, None, None, None], turned, state)
 
 
 def _fold_rows(
@@ -76,6 +94,7 @@ def gdn_verify_reference(
     window_beta: torch.Tensor,
     ancestors: torch.Tensor,
     fold_threshold: int,
+    state_layout: torch.Tensor | None = None,
     compute_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Score the draft nodes of a batch. Arguments, mutations and result: verify.gdn_verify.
@@ -102,13 +121,15 @@ def gdn_verify_reference(
     beta = per_node(b).to(compute_dtype).sigmoid()
 
     window = {"window_k": window_k, "window_v": window_v, "window_g": window_g, "window_beta": window_beta}
-    state = checkpoint[slot].to(compute_dtype)
+    state = _load(checkpoint, slot, state_layout).to(compute_dtype)
     folds = before > fold_threshold
     if bool(folds.any()):
         folded = _fold_rows(state[folds], positions=positions[folds], counts=before[folds], rows=row[folds], **window)
-        checkpoint[slot[folds]] = folded.to(checkpoint.dtype)
+        folding = slot[folds]
+        is_kv = torch.zeros_like(folding, dtype=torch.bool) if state_layout is None else state_layout[folding] == KV
+        _store(checkpoint, folding, folded, is_kv)
         # outputs start from what was written, as the next verify's will
-        state[folds] = checkpoint[slot[folds]].to(compute_dtype)
+        state[folds] = folded.to(checkpoint.dtype).to(compute_dtype)
     kept = torch.where(folds, 0, before)
     state = _fold_rows(state, positions=positions, counts=kept, rows=row, **window)
 
@@ -149,6 +170,8 @@ def gdn_fold_reference(
     dst_slots: torch.Tensor,
     rows: torch.Tensor,
     counts: torch.Tensor,
+    state_layout: torch.Tensor | None = None,
+    write_layout: int = VK,
     compute_dtype: torch.dtype = torch.float32,
 ) -> None:
     """Fold windows into checkpoints of all layers. Arguments and mutations: fold.gdn_fold."""
@@ -160,9 +183,12 @@ def gdn_fold_reference(
     # a row without tokens is a plain copy and its window row may be garbage
     row = torch.where(count > 0, rows[live].long(), 0)
     positions = order[row].long()
+    to_kv = torch.full_like(src, write_layout == KV, dtype=torch.bool)
+    if state_layout is not None:
+        to_kv = torch.where(src == dst, state_layout[src] == KV, to_kv)
     for layer in range(checkpoint.shape[0]):
         folded = _fold_rows(
-            checkpoint[layer][src].to(compute_dtype),
+            _load(checkpoint[layer], src, state_layout).to(compute_dtype),
             positions=positions,
             counts=count,
             rows=row,
@@ -171,4 +197,69 @@ def gdn_fold_reference(
             window_g=window_g[layer],
             window_beta=window_beta[layer],
         )
-        checkpoint[layer][dst] = folded.to(checkpoint.dtype)
+        _store(checkpoint[layer], dst, folded, to_kv)
+
+
+def gdn_verify_slots_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    scale: float,
+    states: torch.Tensor,
+    read_slots: torch.Tensor,
+    write_slots: torch.Tensor,
+    parents: torch.Tensor | None,
+    state_layout: torch.Tensor | None = None,
+    write_layout: int = VK,
+    compute_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Score the draft nodes of a batch, a state a node. Arguments, mutations and result: slots.gdn_verify_slots.
+
+    Expression by expression the CPU engine's own verify (sglang_mamba_mtp.cpu.gdn_ops), hence its bits. Like it, and
+    unlike the kernels, a tree goes on from a parent's state before that is rounded to the pool's dtype.
+    """
+    batch = read_slots.shape[0]
+    tokens, heads, dim_v = v.shape
+    nodes, group = tokens // max(batch, 1), heads // k.shape[1]
+
+    def per_node(x: torch.Tensor) -> torch.Tensor:
+        return x.to(compute_dtype).reshape(batch, nodes, *x.shape[1:])
+
+    def normalised(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + L2NORM_EPS)
+
+    qn = (normalised(per_node(q)) * scale).repeat_interleave(group, 2)
+    kn = normalised(per_node(k)).repeat_interleave(group, 2)
+    vn = per_node(v)
+    softplus = F.softplus(per_node(a) + dt_bias.to(compute_dtype), threshold=SOFTPLUS_THRESHOLD)
+    decay = (-A_log.to(compute_dtype).exp() * softplus).exp()
+    beta = per_node(b).sigmoid()
+
+    live = read_slots > 0
+    root = _load(states, torch.where(live, read_slots, 0).long(), state_layout).to(compute_dtype)
+    # whatever lies in slot 0 is nobody's
+    root = torch.where(live[:, None, None, None], root, 0)
+    rows = torch.arange(batch, device=q.device)
+    after = root.new_empty(batch, nodes, *root.shape[1:])
+    out = root.new_empty(batch, nodes, heads, dim_v)
+    state = root
+    for i in range(nodes):
+        if parents is not None and i > 0:
+            state = after[rows, parents[:batch, i].long()]
+        state = state * decay[:, i, :, None, None]
+        key = kn[:, i].unsqueeze(-1)
+        delta = (vn[:, i].unsqueeze(-1) - state @ key) * beta[:, i, :, None, None]
+        state = state + delta @ key.transpose(-1, -2)
+        out[:, i] = (state @ qn[:, i].unsqueeze(-1)).squeeze(-1)
+        after[:, i] = state
+    out[~live] = 0
+    into = torch.where(live[:, None], write_slots[:batch], 0).long()
+    written = into > 0
+    is_kv = torch.full((int(written.sum()),), write_layout == KV, device=q.device)
+    _store(states, into[written], after[written], is_kv)
+    return out.view(tokens, heads, dim_v).to(q.dtype)

@@ -9,7 +9,8 @@ row with more than `fold_threshold` pending tokens folds them into its checkpoin
 One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
 arguments, never from window entries that another program stores.
 
-Layouts: checkpoint [S, HV, V, K]; window_k [R, C, H, K], window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
+Layouts: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (layouts.py); window_k [R, C, H, K],
+window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
+from .layouts import IS_KV, check_layout, load_state, store_state
 from .prepare import prepare_kernel
 from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, per_k, per_row, split
 
@@ -31,12 +33,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @triton.jit
 def _verify_kernel(
-    v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights, factors,
-    out, fold_threshold, capacity, stride_v, stride_slot,
+    v, checkpoint, state_layout, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
+    weights, factors, out, fold_threshold, capacity, stride_v, stride_slot,
     stride_wk_row, stride_wk, stride_wv_row, stride_wv, stride_gate_row, stride_gate,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr, LAYOUTS: tl.constexpr,
 ):  # fmt: skip
     batch_row = (tl.program_id(1) // HV).to(tl.int64)
     hv = tl.program_id(1) % HV
@@ -58,9 +60,14 @@ def _verify_kernel(
     before = tl.load(pending + slot)
     offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
     mask_k = offs_k < K
-    p_state = checkpoint + slot * stride_slot + hv * (V * K) + per_row(offs_v) * K + per_k(offs_k)
+    checkpoint = checkpoint + slot * stride_slot + hv * (V * K)
+    p_vk = checkpoint + per_row(offs_v) * K + per_k(offs_k)
+    p_kv = checkpoint + per_k(offs_k) * V + per_row(offs_v)
     mask_state = per_row(mask_v) & per_k(mask_k)
-    state = tl.load(p_state, mask=mask_state, other=0).to(tl.float32)
+    is_kv = False
+    if LAYOUTS:
+        is_kv = tl.load(state_layout + slot) == IS_KV
+    state = load_state(p_vk, p_kv, mask_state, is_kv, LAYOUTS)
     order += row * capacity
     window_v += row * stride_wv_row + hv * V
 
@@ -79,7 +86,7 @@ def _verify_kernel(
         )
         # outputs start from what is written, as the next verify's will
         written = state.to(checkpoint.dtype.element_ty)
-        tl.store(p_state, written, mask=mask_state)
+        store_state(p_vk, p_kv, written, mask_state, is_kv, LAYOUTS)
         state = written.to(tl.float32)
 
     # values of the path: kept pending tokens from the window, nodes from the argument
@@ -122,7 +129,8 @@ def _verify_kernel(
 class VerifyConfig:
     """How gdn_verify is cut up. None of it changes what is computed beyond rounding.
 
-    block_v: values a program. chunk, query_chunk: K axis pieces of the state tile and of the queries (tiles.py).
+    block_v: values a program; at least 8 a warp, or several warps share a bf16 row's K and a fold's sums change order.
+    chunk, query_chunk: K axis pieces of the state tile and of the queries (tiles.py).
     num_warps, prepare_warps: of the two kernels. split: products on bf16 tensor cores, operands in two halves
     (tiles.dot_split), else in float32 multiply-adds, all that Triton's interpreter can do. overlap: let the second
     kernel start and load state while the first runs (programmatic dependent launch). registers: cap per thread of the
@@ -160,9 +168,18 @@ def _overlaps(device: torch.device) -> bool:
 
 
 def constants_for(
-    config: VerifyConfig, *, nodes: int, heads: tuple[int, int], dims: tuple[int, int], fold_threshold: int
+    config: VerifyConfig,
+    *,
+    nodes: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    fold_threshold: int,
+    layouts: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V)."""
+    """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
+
+    layouts: a state_layout is given.
+    """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     chunk, query_chunk = min(config.chunk, padded_k), min(config.query_chunk, padded_k)
     common = {
@@ -172,7 +189,7 @@ def constants_for(
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
     verify = {
         "V": dims[1], "BM": max(16, triton.next_power_of_2(nodes)), "BV": config.block_v,
-        "NC": padded_k // chunk, "KC": chunk,
+        "NC": padded_k // chunk, "KC": chunk, "LAYOUTS": layouts,
     }  # fmt: skip
     return {**common, **prepare}, {**common, **verify}
 
@@ -198,6 +215,7 @@ def gdn_verify(
     window_beta: torch.Tensor,
     ancestors: torch.Tensor,
     fold_threshold: int,
+    state_layout: torch.Tensor | None = None,
     config: VerifyConfig | None = None,
 ) -> torch.Tensor:
     """Score the N draft nodes of each of B rows against checkpoint + pending window tokens.
@@ -209,6 +227,7 @@ def gdn_verify(
         pending [S] int32, order [R, C] int32: the pool's bookkeeping; pending + N <= C.
         ancestors [>=B, N] int64: strict-ancestor bits, topological order, N <= 64.
         fold_threshold: a row with more pending tokens than this folds them first. Columns kept are at most this many.
+        state_layout [S] uint8: the layout (common/layout.py) of each slot; None: all VK. A fold keeps it.
     Written:
         window_*[row, order[row, p + i]] for node i: k and v raw, g log decay and beta in float32.
         checkpoint[slot] [S, HV, V, K] (any slot stride) of rows that fold; `pending` itself is the commit's to change.
@@ -257,10 +276,11 @@ def gdn_verify(
     if ancestors.shape[0] < batch or ancestors.shape[1] != nodes:
         raise ValueError(f"ancestors: shape {tuple(ancestors.shape)}, expected at least {batch} rows of {nodes}")
     check_inner_contiguous("ancestors", ancestors)
+    check_layout(state_layout, checkpoint.shape[0])
     check_same_device(
         q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias, checkpoint=checkpoint, slots=slots, rows=rows,
         pending=pending, order=order, window_k=window_k, window_v=window_v, window_g=window_g, window_beta=window_beta,
-        ancestors=ancestors,
+        ancestors=ancestors, state_layout=state_layout,
     )  # fmt: skip
 
     out = torch.empty(tokens, heads_v, dim_v, dtype=q.dtype, device=q.device)
@@ -273,8 +293,9 @@ def gdn_verify(
             nodes=nodes, values=dim_v, exact=exact, heads=batch * heads_v, overlap=_overlaps(q.device)
         )
     prepare, verify = constants_for(
-        config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=fold_threshold
-    )
+        config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=fold_threshold,
+        layouts=state_layout is not None,
+    )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
@@ -288,8 +309,8 @@ def gdn_verify(
         **prepare, num_warps=config.prepare_warps,
     )  # fmt: skip
     _verify_kernel[(tiles, batch * heads_v)](
-        v, checkpoint, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried, weights,
-        factors, out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
+        v, checkpoint, state_layout, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
+        weights, factors, out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
         window_k.stride(0), window_k.stride(1), window_v.stride(0), window_v.stride(1),
         window_g.stride(0), window_g.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,

@@ -1,4 +1,6 @@
-"""Mamba2 (SSD) replay: verify.py scores a draft tree from checkpoint and window, fold.py moves the checkpoint on."""
+"""Mamba2 (SSD). Replay: verify.py scores a draft tree from checkpoint and window, fold.py moves the checkpoint on.
+Slots: slots.py scores it by plain recurrence and leaves every node's state in that node's slot.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ import torch
 
 
 class Mamba2Ops(NamedTuple):
-    """The Mamba2 ops of one device. Signatures: verify.mamba2_verify, fold.mamba2_fold."""
+    """The Mamba2 ops of one device. Signatures: verify.mamba2_verify, fold.mamba2_fold, slots.mamba2_verify_slots."""
 
     mamba2_verify: Callable[..., torch.Tensor]
     mamba2_fold: Callable[..., None]
+    mamba2_verify_slots: Callable[..., torch.Tensor]
 
 
 def ops_for(device: torch.device | str) -> Mamba2Ops:
@@ -20,11 +23,12 @@ def ops_for(device: torch.device | str) -> Mamba2Ops:
     kind = torch.device(device).type
     if kind == "cuda":
         from .fold import mamba2_fold
+        from .slots import mamba2_verify_slots
         from .verify import mamba2_verify
 
-        return Mamba2Ops(mamba2_verify, mamba2_fold)
+        return Mamba2Ops(mamba2_verify, mamba2_fold, mamba2_verify_slots)
     if kind == "cpu":
-        from .reference import mamba2_fold_reference, mamba2_verify_reference
+        from .reference import mamba2_fold_reference, mamba2_verify_reference, mamba2_verify_slots_reference
 
-        return Mamba2Ops(mamba2_verify_reference, mamba2_fold_reference)
+        return Mamba2Ops(mamba2_verify_reference, mamba2_fold_reference, mamba2_verify_slots_reference)
     raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 
@@ -20,3 +22,28 @@ def per_head(name: str, tensor: torch.Tensor, dims: int) -> torch.Tensor:
     if tensor.dim() < dims:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected at least {dims} dimensions")
     return tensor[(slice(None),) * dims + (0,) * (tensor.dim() - dims)]
+
+
+class SlotsTiling(NamedTuple):
+    """Launch shape: rows of a head in a program, and its warps."""
+
+    block_p: int
+    num_warps: int
+
+
+def stock_tiling(dstate: int, sglang: tuple[int, ...] = (0, 5, 23)) -> SlotsTiling:
+    """The launch shape of SGLang's selective_state_update: a program's rows of a head, and its warps.
+
+    They decide in which order the dstate products of an output are summed, and so its last bits. 0.5.23 changed them
+    for dstate 65..128, from (4, 4): a row's columns go to the 32 lanes of a warp four at a time in both if the state is
+    fp32, but in 0.5.23 eight at a time to 16 lanes if it has 16 bits.
+    """
+    if dstate <= 16:
+        return SlotsTiling(32, 4)
+    if dstate <= 32:
+        return SlotsTiling(16, 4)
+    if dstate <= 64:
+        return SlotsTiling(8, 4)
+    if dstate <= 128:
+        return SlotsTiling(8, 1) if sglang >= (0, 5, 23) else SlotsTiling(4, 4)
+    return SlotsTiling(4, 8)

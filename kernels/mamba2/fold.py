@@ -5,8 +5,9 @@
 settle: src = dst = slot, count = pending[slot]. Snapshot: dst = the slot the radix cache will own, count = track_count.
 Exact recurrence (replay.py), so the result does not depend on when it is called.
 
-Layouts: checkpoint [L, S, nheads, headdim, dstate]; window_x [L, R, C, nheads, headdim], window_B
-[L, R, C, ngroups, dstate], window_dt [L, R, C, nheads] float32. A program owns BLOCK_P rows of one head's state.
+Layouts: checkpoint [L, S, nheads, headdim, dstate], or [L, S, nheads, dstate, headdim] in slots whose bit
+says KV (layouts.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
+[L, R, C, nheads] float32. A program owns BLOCK_P rows of one head's state.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.layout import VK
+from .layouts import IS_KV, check_layout, load_state, store_state
 from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK_P = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["write_layout"])
 def _mamba2_fold_kernel(
     checkpoint,
+    state_layout,
     window_x,
     window_B,
     window_dt,
@@ -34,6 +38,7 @@ def _mamba2_fold_kernel(
     dst_slots,
     rows,
     counts,
+    write_layout,
     stride_checkpoint_layer,
     stride_checkpoint_slot,
     stride_checkpoint_head,
@@ -51,6 +56,7 @@ def _mamba2_fold_kernel(
     HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
@@ -70,12 +76,19 @@ def _mamba2_fold_kernel(
     dim_inside = inside(dim, HEADDIM, HEADDIM % BLOCK_P == 0)
     state_inside = inside(column, DSTATE, DSTATE == BLOCK_S)
     tile_inside = dim_inside[:, None] & state_inside[None, :]
-    tile = checkpoint + layer * stride_checkpoint_layer + head * stride_checkpoint_head
-    tile += dim[:, None] * DSTATE + column[None, :]
-    state = tl.load(tile + source * stride_checkpoint_slot, mask=tile_inside, other=0.0).to(tl.float32)
-    state = replay_tokens(
-        state,
-        count,
+    checkpoint += layer * stride_checkpoint_layer + head * stride_checkpoint_head
+    in_vk = checkpoint + (dim[:, None] * DSTATE + column[None, :])
+    in_kv = checkpoint + (column[None, :] * HEADDIM + dim[:, None])
+    source_at = source * stride_checkpoint_slot
+    target_at = target * stride_checkpoint_slot
+    from_kv = False
+    to_kv = False
+    if LAYOUTS:
+        from_kv = tl.load(state_layout + source) == IS_KV
+        # turned in place, a tile would overwrite what other programs are yet to read
+        to_kv = tl.where(source == target, from_kv, write_layout == IS_KV)
+    state = load_state(in_vk + source_at, in_kv + source_at, tile_inside, from_kv, LAYOUTS)
+    window = (
         order + row * CAPACITY,
         window_x + layer * stride_x_layer + row * stride_x_row + head * HEADDIM + dim,
         window_B + layer * stride_B_layer + row * stride_B_row + head // HEADS_PER_GROUP * DSTATE + column[None, :],
@@ -83,11 +96,11 @@ def _mamba2_fold_kernel(
         stride_x_pos,
         stride_B_pos,
         stride_dt_pos,
-        tl.load(A + layer * NHEADS + head).to(tl.float32),
         dim_inside,
         state_inside[None, :],
     )
-    tl.store(tile + target * stride_checkpoint_slot, state.to(checkpoint.dtype.element_ty), mask=tile_inside)
+    state = replay_tokens(state, count, tl.load(A + layer * NHEADS + head).to(tl.float32), window)
+    store_state(in_vk + target_at, in_kv + target_at, state, tile_inside, to_kv, LAYOUTS)
 
 
 def num_warps(dstate: int) -> int:
@@ -107,6 +120,8 @@ def mamba2_fold(
     dst_slots: torch.Tensor,
     rows: torch.Tensor,
     counts: torch.Tensor,
+    state_layout: torch.Tensor | None = None,
+    write_layout: int = VK,
 ) -> None:
     """Write checkpoint[:, dst] = fold of the first counts[b] entries of order[rows[b]] onto checkpoint[:, src].
 
@@ -118,6 +133,11 @@ def mamba2_fold(
     src_slots, dst_slots, rows, counts
                 [B] int32 or int64. Skipped: src <= 0, dst <= 0, count == 0 with src == dst. count == 0 with
                 src != dst copies. No dst may be another batch row's src.
+    state_layout
+                [S] uint8, VK or KV: the layout of each source. None: all VK.
+    write_layout
+                VK or KV: how a dst that is not src is written; the caller sets its bit. KV needs a state_layout. In
+                place the layout stays.
     """
     layers, _, nheads, headdim, dstate = checkpoint.shape
     batch, capacity = src_slots.shape[0], order.shape[1]
@@ -139,14 +159,23 @@ def mamba2_fold(
     indices = {"src_slots": src_slots, "dst_slots": dst_slots, "rows": rows, "counts": counts}
     for name, tensor in indices.items():
         check_index(name, tensor, batch)
+    check_layout(state_layout, checkpoint.shape[1], write_layout)
     check_same_device(
-        checkpoint=checkpoint, window_x=window_x, window_B=window_B, window_dt=window_dt, A=A, order=order, **indices
+        checkpoint=checkpoint,
+        window_x=window_x,
+        window_B=window_B,
+        window_dt=window_dt,
+        A=A,
+        order=order,
+        state_layout=state_layout,
+        **indices,
     )
     if batch == 0 or layers == 0:
         return
     blocks = triton.cdiv(headdim, BLOCK_P)
     _mamba2_fold_kernel[(nheads * blocks, batch, layers)](
         checkpoint,
+        state_layout,
         window_x,
         window_B,
         window_dt,
@@ -156,6 +185,7 @@ def mamba2_fold(
         dst_slots,
         rows,
         counts,
+        write_layout,
         checkpoint.stride(0),
         checkpoint.stride(1),
         checkpoint.stride(2),
@@ -173,6 +203,7 @@ def mamba2_fold(
         HEADS_PER_GROUP=nheads // ngroups,
         HEADDIM=headdim,
         DSTATE=dstate,
+        LAYOUTS=state_layout is not None,
         BLOCK_P=BLOCK_P,
         BLOCK_S=triton.next_power_of_2(dstate),
         num_warps=num_warps(dstate),

@@ -20,10 +20,9 @@ def inside(index, SIZE: tl.constexpr, COVERED: tl.constexpr):
 
 
 @triton.jit
-def _load_token(
-    token, count, order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside
-):
+def _load_token(token, count, window):
     """Inputs of pending token `token`; beyond `count` zeros, which leave the state as it is."""
+    order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside = window
     present = token < count
     position = tl.load(order_row + token, mask=present, other=0).to(tl.int64)
     x = tl.load(x_head + position * stride_x, mask=dim_inside & present, other=0.0)
@@ -38,56 +37,18 @@ def _step(state, x, B, dt, A):
 
 
 @triton.jit
-def replay_tokens(
-    state,
-    count,
-    order_row,
-    x_head,
-    B_group,
-    dt_head,
-    stride_x,
-    stride_B,
-    stride_dt,
-    A,
-    dim_inside,
-    state_inside,
-):
+def replay_tokens(state, count, A, window):
     """state [BLOCK_P, BLOCK_S] float32 after the tokens at window positions order_row[0..count).
 
-    x_head points at this head's channels [BLOCK_P] of window position 0, B_group at its group's [1, BLOCK_S], dt_head
-    at its scalar; stride_* lead from one window position to the next. The next token's inputs are on their way while
-    one is computed.
+    window: (order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside). x_head
+    points at this head's channels [BLOCK_P] of window position 0, B_group at its group's [1, BLOCK_S], dt_head at its
+    scalar; stride_* lead from one window position to the next. The next token's inputs are on their way while one is
+    computed.
     """
-    x0, B0, dt0 = _load_token(
-        0, count, order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside
-    )
+    x0, B0, dt0 = _load_token(0, count, window)
     for token in range(0, count, 2):  # two a turn: no registers are moved from "next" to "current"
-        x1, B1, dt1 = _load_token(
-            token + 1,
-            count,
-            order_row,
-            x_head,
-            B_group,
-            dt_head,
-            stride_x,
-            stride_B,
-            stride_dt,
-            dim_inside,
-            state_inside,
-        )
+        x1, B1, dt1 = _load_token(token + 1, count, window)
         state = _step(state, x0, B0, dt0, A)
-        x0, B0, dt0 = _load_token(
-            token + 2,
-            count,
-            order_row,
-            x_head,
-            B_group,
-            dt_head,
-            stride_x,
-            stride_B,
-            stride_dt,
-            dim_inside,
-            state_inside,
-        )
+        x0, B0, dt0 = _load_token(token + 2, count, window)
         state = _step(state, x1, B1, dt1, A)
     return state

@@ -18,9 +18,10 @@ tensor-core passes give float32 accuracy. A 16-bit checkpoint is exact too and t
 tf32x3.
 
 Layouts: x, y, z [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; checkpoint
-[S, nheads, headdim, dstate]; windows keyed by row, position order[row, j] holding pending token j, order[row, p+i]
-receiving node i. A program owns one head of one row (or some of its headdim blocks) and keeps node and window
-coefficients in registers while it streams the state past them.
+[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots whose bit says KV (layouts.py); windows keyed by
+row, position order[row, j] holding pending token j, order[row, p+i] receiving node i. A program owns one head of one
+row (or some of its headdim blocks) and keeps node and window coefficients in registers while it streams the state past
+them.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -35,6 +36,7 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from .arguments import per_head
+from .layouts import IS_KV, check_layout, load_state, store_state
 from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -111,30 +113,22 @@ def _emit_block(
     output,
     dim,
     dim_inside,
-    coefficient,
-    coefficient_w,
-    node_i,
-    node_j,
-    append,
-    free,
-    position,
-    is_waiting,
-    x_head,
-    z_head,
-    y_head,
-    window_x_head,
-    stride_x,
-    stride_z,
-    stride_y,
-    stride_wx_pos,
+    nodes,
+    waiting,
+    inputs,
     N: tl.constexpr,
     BLOCK_W: tl.constexpr,
     HAS_Z: tl.constexpr,
     INPUTS_EXACT: tl.constexpr,
-    STATE_EXACT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Outputs y[dim, node_i] of one block of state rows; appends the nodes' x of these rows to the window."""
+    """Outputs y[dim, node_i] of one block of state rows; appends the nodes' x of these rows to the window.
+
+    nodes, waiting: coefficients of the nodes' and (BLOCK_W > 0) of the pending tokens' x, and where these are. inputs:
+    this head's x, z, y and window, and their strides.
+    """
+    coefficient, node_i, node_j, append, free = nodes
+    x_head, z_head, y_head, window_x_head, stride_x, stride_z, stride_y, stride_wx_pos = inputs
     x_nodes = tl.load(
         x_head + node_j[None, :] * stride_x + dim[:, None], mask=(node_j < N)[None, :] & dim_inside, other=0.0
     )
@@ -145,6 +139,7 @@ def _emit_block(
     )
     output += _dot(x_nodes, coefficient, INPUTS_EXACT, False, NATIVE)
     if BLOCK_W > 0:
+        coefficient_w, position, is_waiting = waiting
         x_waiting = tl.load(
             window_x_head + position[None, :] * stride_wx_pos + dim[:, None],
             mask=is_waiting[None, :] & dim_inside,
@@ -159,6 +154,52 @@ def _emit_block(
 
 
 @triton.jit
+def _stream_blocks(
+    checkpoint_head,
+    first_block,
+    dim_p,
+    C_parts,
+    state_decay,
+    nodes,
+    waiting,
+    inputs,
+    N: tl.constexpr,
+    HEADDIM: tl.constexpr,
+    DSTATE: tl.constexpr,
+    IS_KV: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    INPUTS_EXACT: tl.constexpr,
+    STATE_EXACT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """All blocks of a state that is not folded, lying as [dstate, headdim] if IS_KV: see _emit_block."""
+    for block in range(first_block, first_block + BLOCKS):
+        dim = block * BLOCK_P + dim_p
+        dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
+        output = tl.zeros((BLOCK_P, BLOCK_I), tl.float32)
+        for part in tl.static_range(BLOCK_S // PART):
+            part_column = part * PART + tl.arange(0, PART)
+            if IS_KV:
+                tile = checkpoint_head + part_column[None, :] * HEADDIM + dim[:, None]
+            else:
+                tile = checkpoint_head + dim[:, None] * DSTATE + part_column[None, :]
+            state = tl.load(
+                tile,
+                mask=dim_inside[:, None] & inside(part_column, DSTATE, DSTATE == BLOCK_S)[None, :],
+                other=0.0,
+            )
+            output += _dot(state, C_parts[part], STATE_EXACT, INPUTS_EXACT, NATIVE)
+        output *= state_decay[None, :]
+        _emit_block(output, dim, dim_inside[:, None], nodes, waiting, inputs, N, BLOCK_W, HAS_Z, INPUTS_EXACT, NATIVE)
+
+
+@triton.jit
 def _mamba2_verify_kernel(
     x,
     dt,
@@ -170,6 +211,7 @@ def _mamba2_verify_kernel(
     z,
     y,
     checkpoint,
+    state_layout,
     slots,
     rows,
     pending,
@@ -206,6 +248,7 @@ def _mamba2_verify_kernel(
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
     HAS_SCHEDULE: tl.constexpr,
+    LAYOUTS: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_Z: tl.constexpr,
@@ -255,6 +298,9 @@ def _mamba2_verify_kernel(
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
     window_dt_head = window_dt + row * stride_wdt_row + head
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
+    is_kv = False
+    if LAYOUTS:
+        is_kv = tl.load(state_layout + slot) == IS_KV
     bias = 0.0
     if HAS_BIAS:
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
@@ -335,26 +381,25 @@ def _mamba2_verify_kernel(
             scores_w += _dot(B_part, C_parts[part], INPUTS_EXACT, INPUTS_EXACT, NATIVE)
         coefficient_w = scores_w * tl.exp(after_w[:, None] + log_decay_i[None, :]) * dt_w[:, None]
         state_decay = tl.exp(tl.sum(decay_rate * dt_w, axis=0) + log_decay_i)
+        waiting_w = (coefficient_w, position, is_waiting)
     else:
         state_decay = tl.exp(log_decay_i)
+        waiting_w = ()
 
-    if BLOCK_W == 0:  # names for the calls below, not used
-        position = append
-        is_waiting = is_node
-        coefficient_w = coefficient
     x_head = x + b * N * stride_x + head * HEADDIM
     z_head = x_head
     if HAS_Z:
         z_head = z + b * N * stride_z + head * HEADDIM
+    nodes = (coefficient, node_i, node_j, append, free)
+    inputs = (x_head, z_head, y_head, window_x_head, stride_x, stride_z, stride_y, stride_wx_pos)
     if folds:
         for block in range(first_block, first_block + BLOCKS):
             dim = block * BLOCK_P + dim_p
-            tile = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
+            in_vk = checkpoint_head + dim[:, None] * DSTATE + column[None, :]
+            in_kv = checkpoint_head + column[None, :] * HEADDIM + dim[:, None]
             dim_inside = inside(dim, HEADDIM, covered)
             tile_inside = dim_inside[:, None] & state_inside[None, :]
-            state = replay_tokens(
-                tl.load(tile, mask=tile_inside, other=0.0).to(tl.float32),
-                before,
+            window = (
                 order_row,
                 window_x_head + dim,
                 window_B_group + column[None, :],
@@ -362,86 +407,71 @@ def _mamba2_verify_kernel(
                 stride_wx_pos,
                 stride_wB_pos,
                 stride_wdt_pos,
-                decay_rate,
                 dim_inside,
                 state_inside[None, :],
-            ).to(checkpoint.dtype.element_ty)
-            tl.store(tile, state, mask=tile_inside)
+            )
+            state = load_state(in_vk, in_kv, tile_inside, is_kv, LAYOUTS)
+            state = replay_tokens(state, before, decay_rate, window).to(checkpoint.dtype.element_ty)
+            store_state(in_vk, in_kv, state, tile_inside, is_kv, LAYOUTS)
             # loaded here: kept from above, it would crowd the replay's registers
             C_tile = tl.load(
                 C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
                 mask=(node_i < N)[None, :] & state_inside[:, None],
                 other=0.0,
             )
-            output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE)
+            output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE) * state_decay[None, :]
             # no pending tokens are left: BLOCK_W = 0
-            _emit_block(
-                output * state_decay[None, :],
-                dim,
-                dim_inside[:, None],
-                coefficient,
-                coefficient_w,
-                node_i,
-                node_j,
-                append,
-                free,
-                position,
-                is_waiting,
-                x_head,
-                z_head,
-                y_head,
-                window_x_head,
-                stride_x,
-                stride_z,
-                stride_y,
-                stride_wx_pos,
-                N,
-                0,
-                HAS_Z,
-                INPUTS_EXACT,
-                STATE_EXACT,
-                NATIVE,
-            )
+            _emit_block(output, dim, dim_inside[:, None], nodes, (), inputs, N, 0, HAS_Z, INPUTS_EXACT, NATIVE)
+    elif LAYOUTS and is_kv:
+        _stream_blocks(
+            checkpoint_head,
+            first_block,
+            dim_p,
+            C_parts,
+            state_decay,
+            nodes,
+            waiting_w,
+            inputs,
+            N,
+            HEADDIM,
+            DSTATE,
+            True,
+            HAS_Z,
+            INPUTS_EXACT,
+            STATE_EXACT,
+            NATIVE,
+            BLOCK_I,
+            BLOCK_W,
+            BLOCK_P,
+            BLOCK_S,
+            PART,
+            BLOCKS,
+        )
     else:
-        for block in range(first_block, first_block + BLOCKS):
-            dim = block * BLOCK_P + dim_p
-            dim_inside = inside(dim, HEADDIM, covered)
-            output = tl.zeros((BLOCK_P, BLOCK_I), tl.float32)
-            for part in tl.static_range(BLOCK_S // PART):
-                part_column = part * PART + tl.arange(0, PART)
-                state = tl.load(
-                    checkpoint_head + dim[:, None] * DSTATE + part_column[None, :],
-                    mask=dim_inside[:, None] & inside(part_column, DSTATE, DSTATE == BLOCK_S)[None, :],
-                    other=0.0,
-                )
-                output += _dot(state, C_parts[part], STATE_EXACT, INPUTS_EXACT, NATIVE)
-            _emit_block(
-                output * state_decay[None, :],
-                dim,
-                dim_inside[:, None],
-                coefficient,
-                coefficient_w,
-                node_i,
-                node_j,
-                append,
-                free,
-                position,
-                is_waiting,
-                x_head,
-                z_head,
-                y_head,
-                window_x_head,
-                stride_x,
-                stride_z,
-                stride_y,
-                stride_wx_pos,
-                N,
-                BLOCK_W,
-                HAS_Z,
-                INPUTS_EXACT,
-                STATE_EXACT,
-                NATIVE,
-            )
+        _stream_blocks(
+            checkpoint_head,
+            first_block,
+            dim_p,
+            C_parts,
+            state_decay,
+            nodes,
+            waiting_w,
+            inputs,
+            N,
+            HEADDIM,
+            DSTATE,
+            False,
+            HAS_Z,
+            INPUTS_EXACT,
+            STATE_EXACT,
+            NATIVE,
+            BLOCK_I,
+            BLOCK_W,
+            BLOCK_P,
+            BLOCK_S,
+            PART,
+            BLOCKS,
+        )
 
 
 def default_tiling(headdim: int, dstate: int, nodes: int, batch: int, nheads: int) -> Tiling:
@@ -478,6 +508,7 @@ def mamba2_verify(
     ancestors: torch.Tensor,
     fold_threshold: int,
     schedule: torch.Tensor | None = None,
+    state_layout: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
@@ -498,6 +529,8 @@ def mamba2_verify(
                 inner dimensions contiguous: pending entries read, order[row, pending .. pending+N) written.
     ancestors   [>=B, N] int64 from build_tree, contiguous.
     schedule    [>=B] int32 from fold_first: the order in which rows are started; None: as they lie. Same results.
+    state_layout
+                [S] uint8, VK or KV: the layout of each checkpoint; a fold leaves it as it is. None: all VK.
     tiling      launch shape, None for the default.
     """
     tokens, nheads, headdim = x.shape
@@ -555,6 +588,7 @@ def mamba2_verify(
         check_index("schedule", schedule, None)
         if schedule.shape[0] < batch:
             raise ValueError(f"schedule: {schedule.shape[0]} rows, batch is {batch}")
+    check_layout(state_layout, checkpoint.shape[0])
     check_same_device(
         dt=dt,
         A=A,
@@ -567,6 +601,7 @@ def mamba2_verify(
         window_dt=window_dt,
         ancestors=ancestors,
         schedule=schedule,
+        state_layout=state_layout,
         **blocks,
     )
     if batch == 0:
@@ -585,6 +620,7 @@ def mamba2_verify(
         z,
         y,
         checkpoint,
+        state_layout,
         slots,
         rows,
         pending,
@@ -621,6 +657,7 @@ def mamba2_verify(
         HEADDIM=headdim,
         DSTATE=dstate,
         HAS_SCHEDULE=schedule is not None,
+        LAYOUTS=state_layout is not None,
         HAS_D=D is not None,
         HAS_BIAS=dt_bias is not None,
         HAS_Z=z is not None,

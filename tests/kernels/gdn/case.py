@@ -42,7 +42,7 @@ class Case:
 
     def clone(self) -> Case:
         # clone() keeps the strides of a dense tensor only: strided pools are rebuilt by as_strided
-        return Case(self.books.clone(), {name: _clone(x) for name, x in self.tensors.items()}, self.scale)
+        return Case(self.books.clone(), {name: clone_tensor(x) for name, x in self.tensors.items()}, self.scale)
 
     def oracle(self) -> tuple[torch.Tensor, Case]:
         """(o, the case after it) of the float64 recurrence on float64 copies; the state keeps its own rounding."""
@@ -77,7 +77,7 @@ class Case:
         return torch.tensor(rows, dtype=torch.long), torch.tensor(positions, dtype=torch.long)
 
 
-def _clone(x: torch.Tensor) -> torch.Tensor:
+def clone_tensor(x: torch.Tensor) -> torch.Tensor:
     storage = x.untyped_storage()
     flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, (storage.nbytes() // x.element_size(),))
     return flat.clone().as_strided(x.shape, x.stride(), x.storage_offset())

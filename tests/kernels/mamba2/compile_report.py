@@ -70,6 +70,8 @@ def mamba2(
     block = triton.next_power_of_2(nodes)
     constants = {
         "z": None,
+        "state_layout": None,
+        "LAYOUTS": False,
         "N": nodes,
         "CAPACITY": window + 2 * nodes,
         "HEADS_PER_GROUP": heads // groups,
@@ -103,6 +105,8 @@ def mamba2(
 
 def fold(heads: int, headdim: int, dstate: int, groups: int, state: str) -> dict[str, int]:
     constants = {
+        "state_layout": None,
+        "LAYOUTS": False,
         "CAPACITY": 32,
         "NHEADS": heads,
         "HEADS_PER_GROUP": heads // groups,
