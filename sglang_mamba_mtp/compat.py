@@ -156,6 +156,16 @@ HOOKED: dict[str, Surface] = {
     "prepare_for_caching": _same(
         f"{_mamba_component()}.prepare_for_caching_req", "self req insert_params token_ids_len is_finished"
     ),
+    "accept_grammar": _same(
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor._accept_grammar_tokens",
+        "self req tokens",
+    ),
+    "lazy_prepare": _same(
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
+        "self mamba_track_interval max_draft_tokens",
+    ),
+    "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
         "self last_correct_step_indices mamba_track_indices mamba_steps_to_track model req_pool_indices",
@@ -169,6 +179,10 @@ RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_HL}:MambaAttnBackendBase.update_verify_buffers_to_fill_after_draft", "self spec_info cuda_graph_bs"),
     _same(f"{_HL}:Mamba2AttnBackend.__init__", "self model_runner"),
     _same(f"{_HL}:Mamba2AttnBackend.init_forward_metadata", "self forward_batch"),
+    _same(
+        f"{_HL}:Mamba2AttnBackend.forward",
+        "self mixer hidden_states output layer_id forward_batch mup_vector use_triton_causal_conv",
+    ),
     _same(f"{_GDN}:GDNAttnBackend.__init__", "self model_runner"),
     _same(f"{_GDN}:GDNAttnBackend.init_forward_metadata", "self forward_batch"),
     _same(
@@ -229,7 +243,13 @@ def linear_family(config: Any) -> tuple[str | None, str]:
     """
     from sglang.srt.configs import hybrid_arch
 
-    if hybrid_arch.hybrid_gdn_config(config) is not None:
+    gdn = hybrid_arch.hybrid_gdn_config(config)
+    if gdn is not None:
+        name = type(gdn).__name__
+        if name.startswith("Jet"):  # its layers convolve and update states themselves, and know no verify
+            return None, "Jet block"
+        if name.startswith("Qwen4Exp"):  # short-convolution and n-gram states beside GDN's, which SGLang's commit moves
+            return None, "GDN with further states"
         return GDN, "GDN"
     mamba2 = hybrid_arch.mamba2_config(config)
     if mamba2 is not None:
@@ -349,6 +369,17 @@ def backend_name(family: str) -> tuple[ModuleType, str]:
 def request_slot(req: Any) -> Any:
     """The state slot of a request (0-dim tensor), or None."""
     return req.mamba_pool_idx if hasattr(req, "mamba_pool_idx") else req.kv.mamba_pool_idx
+
+
+def tracking_of(req: Any) -> Any:
+    """Where a request keeps its snapshot slots (``mamba_ping_pong_track_buffer``) and what they hold."""
+    return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv
+
+
+def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
+    """Whether a verify in flight may take ``req`` past a multiple of ``interval``, as SGLang counts it."""
+    module = importlib.import_module("sglang.srt.managers.schedule_batch")
+    return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
 
 
 def hybrid_request_pool() -> Any:

@@ -24,9 +24,13 @@ def _window(text: str) -> int:
     return window
 
 
+#: Values of ``--mamba-mtp-state-layout`` (`layout.CHOICES` says what they mean).
+STATE_LAYOUTS = ("vk", "kv", "auto")
+
+
 def _state_layout(text: str) -> str:
     """Order of a state's last two axes."""
-    if text not in ("VK", "KV"):
+    if text not in STATE_LAYOUTS:
         raise ValueError("not a layout")
     return text
 
@@ -72,8 +76,9 @@ OPTIONS: dict[str, Option] = {
             flag="--mamba-mtp-state-layout",
             env="SGLANG_MAMBA_MTP_STATE_LAYOUT",
             parse=_state_layout,
-            expects="VK or KV",
-            help="Order of the last two axes of a recurrent state in memory.",
+            expects="vk, kv or auto",
+            help="Order of the last two axes of the recurrent states that verify and fold write: vk as SGLang keeps "
+            "them, kv, or auto, the faster one as measured (vk). Kernels read either.",
         ),
     )
 }
@@ -85,7 +90,7 @@ class MtpConfig:
 
     mode: str = modes.DEFAULT.name
     window: int = 8
-    state_layout: str = "VK"
+    state_layout: str = "auto"
     #: option name -> the spelling it was given with, for messages
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -128,13 +133,13 @@ class MtpConfig:
 
 
 def _choose_instead(option: str, current: str) -> str:
-    able = [name for name, mode in modes.available().items() if option in mode.options and name != current]
+    able = [name for name, mode in modes.MODES.items() if option in mode.options and name != current]
     return f", or choose mode {' or '.join(able)}" if able else ""
 
 
 def offered() -> list[Option]:
-    """The options that do something in at least one available mode."""
-    in_use = frozenset[str]().union(*(mode.options for mode in modes.available().values()))
+    """The options that do something in at least one mode."""
+    in_use = frozenset[str]().union(*(mode.options for mode in modes.MODES.values()))
     return [option for option in OPTIONS.values() if option.name == "mode" or option.name in in_use]
 
 
@@ -154,8 +159,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _mode_help() -> str:
     parts = []
     for name, mode in modes.MODES.items():
-        note = f" (not available: {mode.unavailable})" if mode.unavailable else ""
-        parts.append(f"{name}: {mode.summary}{note}")
+        parts.append(f"{name}: {mode.summary}")
     return "; ".join(parts) + f". Default: {modes.DEFAULT.name}."
 
 

@@ -1,18 +1,19 @@
-"""What differs between model families in replay mode: the inputs of one step of the recurrence, and the kernels.
+"""What differs between model families: the inputs of one step of the recurrence, and the kernels of each mode.
 
 Everything else (pending counts, commits, settling, accounting) is one piece of code for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from mamba_mtp_kernels import gdn, mamba2
 
+from .drafts import VerifyOp
 from .modes import GDN, MAMBA2
-from .window import TokenField, WindowLayout
+from .window import FoldOp, TokenField, WindowLayout
 
 
 class GdnFamily:
@@ -20,7 +21,12 @@ class GdnFamily:
 
     Keys are kept as they leave the convolution (normalisation happens where they are used), so a fold starts from raw
     inputs.
+
+    Attributes
+        fold_first: whether the replay verify takes the order to start its rows in.
     """
+
+    fold_first = False
 
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
@@ -34,13 +40,25 @@ class GdnFamily:
         }
 
     @staticmethod
-    def fold(device: torch.device, model: Any) -> Callable[..., None]:
+    def replay(device: torch.device) -> VerifyOp:
+        """The verify of replay mode for tensors on ``device``."""
+        return gdn.ops_for(device).verify
+
+    @staticmethod
+    def slots(device: torch.device) -> VerifyOp:
+        """The verify of slots mode for tensors on ``device``."""
+        return gdn.ops_for(device).verify_slots
+
+    @staticmethod
+    def fold(device: torch.device, model: Any) -> FoldOp:
         """The family's fold for tensors on ``device``; a GDN fold needs nothing of ``model``."""
         return gdn.ops_for(device).fold
 
 
 class Mamba2Family:
     """Mamba2 (Nemotron-H and others): x and B after the convolution, and the final step size dt."""
+
+    fold_first = True
 
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
@@ -54,7 +72,17 @@ class Mamba2Family:
         }
 
     @staticmethod
-    def fold(device: torch.device, model: Any) -> Callable[..., None]:
+    def replay(device: torch.device) -> VerifyOp:
+        """The verify of replay mode for tensors on ``device``."""
+        return mamba2.ops_for(device).mamba2_verify
+
+    @staticmethod
+    def slots(device: torch.device) -> VerifyOp:
+        """The verify of slots mode for tensors on ``device``."""
+        return mamba2.ops_for(device).mamba2_verify_slots
+
+    @staticmethod
+    def fold(device: torch.device, model: Any) -> FoldOp:
         """The family's fold for tensors on ``device``; it decays by the mixers' A, read when it runs."""
         from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 

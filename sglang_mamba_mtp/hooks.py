@@ -18,12 +18,12 @@ from typing import Any
 
 from . import compat
 from .errors import MtpError
-from .modes import MODES
+from .modes import MODES, OwnVerify
 
 #: Modes in which SGLang does not serve unchanged.
 OURS = frozenset(name for name, mode in MODES.items() if not mode.stock)
 #: Modes with a mamba pool of their own.
-OWN_POOL = frozenset({"replay", "slots"})
+OWN_POOL = frozenset(name for name, mode in MODES.items() if issubclass(mode, OwnVerify))
 #: Every mode: what lets the operator choose one.
 ALL = frozenset(MODES)
 
@@ -67,7 +67,10 @@ TABLE: tuple[Hook, ...] = (
     Hook("init_attention_backends", "AFTER", "serving:announce", OURS, "proof before the first forward, log line"),
     Hook("build_request_pool", "AROUND", "serving:build_request_pool", OWN_POOL, "the mode's mamba pool"),
     Hook("size_mamba_pool", "AROUND", "serving:size_mamba_pool", OWN_POOL, "bytes saved become state slots"),
-    Hook("prepare_for_caching", "BEFORE", "serving:before_donation", OWN_POOL, "a donated slot holds all its tokens"),
+    Hook("prepare_for_caching", "BEFORE", "caching:before_donation", OWN_POOL, "a donated slot holds all its tokens"),
+    Hook("accept_grammar", "AROUND", "caching:drop_state_past_a_grammar", OURS, "no state is cached ahead of its key"),
+    Hook("lazy_prepare", "AFTER", "caching:forget_overwritten_snapshots", OURS, "nor a snapshot written over"),
+    Hook("plan_stream", "AROUND", "serving:plan_behind_the_forward", OURS, "a step is not prepared over the last one"),
     Hook("commit", "AROUND", "serving:commit", OURS, "the mode records what a verify accepted"),
 )
 

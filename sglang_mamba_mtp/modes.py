@@ -13,6 +13,7 @@ from .errors import MtpError
 
 if TYPE_CHECKING:
     from .config import MtpConfig
+    from .drafts import DraftStore
     from .guards import Decline
 
 #: The linear-attention families a mode can provide backends for (`compat.linear_family` returns one of them).
@@ -28,14 +29,12 @@ class Mode(ABC):
     Attributes
         name: value of ``--mamba-mtp-mode``.
         summary: one line for ``--help``.
-        unavailable: empty, or why the mode cannot be asked for yet.
         options: names of the options (`config.OPTIONS`) that change anything in this mode.
         stock: True if SGLang serves unchanged: no hook other than the flags is active.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    unavailable: ClassVar[str] = ""
     options: ClassVar[frozenset[str]] = frozenset()
     stock: ClassVar[bool] = False
 
@@ -100,29 +99,17 @@ class Snapshot(Mode):
         return snapshot.speculative_state(mamba_pool)
 
 
-class Replay(Mode):
-    """One read of each checkpoint per verify, inputs kept in a window, the state written once per several steps."""
-
-    name = "replay"
-    summary = "read the state once per verify, keep inputs in a window, write the state once per several steps"
-    options = frozenset({"window"})
-
-    def pool_class(self, stock: type) -> type:
-        from .pool import MtpMambaPool
-
-        return MtpMambaPool
+class OwnVerify(Mode):
+    """A mode that verifies with the project's own kernels, over a mamba pool of its own."""
 
     def backend_class(self, family: str) -> type | None:
-        from .backends import replay
+        from .backends import verify
 
-        return replay.BACKENDS.get(family)
+        return verify.BACKENDS.get(family)
 
-    def size_pool(self, original: Any, configurator: Any, total_rest_memory: float, family: str) -> float:
-        from . import accounting
-
-        return accounting.size_with_windows(
-            original, configurator, total_rest_memory, family=family, threshold=self.config.window
-        )
+    def open_store(self, pool: Any, family: str, model_runner: Any, max_batch: int) -> DraftStore:
+        """What the mode keeps of draft nodes, in ``pool``, for batches of up to ``max_batch`` rows."""
+        raise NotImplementedError
 
     def before_donation(self, mamba_pool: Any, slot: Any) -> None:
         mamba_pool.settle(slot)
@@ -135,9 +122,6 @@ class Replay(Mode):
 
         return COMMON + OWN_VERIFY
 
-    def speculative_state(self, mamba_pool: Any) -> dict[str, int]:
-        return {"windows": mamba_pool.speculative_bytes}
-
 
 def _what_was_accepted(
     last_correct_step_indices: Any, mamba_track_indices: Any, mamba_steps_to_track: Any, *_: Any, **__: Any
@@ -146,13 +130,96 @@ def _what_was_accepted(
     return last_correct_step_indices, mamba_track_indices, mamba_steps_to_track
 
 
-class Slots(Mode):
-    """Each draft node's state goes to a slot of its own in the pool; commit moves an index."""
+class Replay(OwnVerify):
+    """One read of each checkpoint per verify, inputs kept in a window, the state written once per several steps."""
+
+    name = "replay"
+    summary = "read the state once per verify, keep inputs in a window, write the state once per several steps"
+    options = frozenset({"window", "state_layout"})
+
+    def pool_class(self, stock: type) -> type:
+        from .pool import MtpMambaPool
+
+        return MtpMambaPool
+
+    def size_pool(self, original: Any, configurator: Any, total_rest_memory: float, family: str) -> float:
+        from . import accounting
+
+        return accounting.size_with_windows(
+            original, configurator, total_rest_memory, family=family, threshold=self.config.window
+        )
+
+    def open_store(self, pool: Any, family: str, model_runner: Any, max_batch: int) -> DraftStore:
+        from . import compat
+        from .families import FAMILIES, window_layout
+        from .window import Window
+
+        kind, states = FAMILIES[family], pool.mamba_cache.temporal
+        layout = window_layout(
+            kind,
+            compat.cache_params(model_runner.model_config),
+            layers=pool.num_mamba_layers,
+            nodes=pool.max_nodes,
+            threshold=self.config.window,
+            dtype=model_runner.dtype,
+        )
+        opened: DraftStore = pool.open_store(
+            layout,
+            lambda: Window(
+                layout,
+                verify=kind.replay(states.device),
+                fold=kind.fold(states.device, model_runner.model),
+                fold_first=kind.fold_first,
+                states=states,
+                conv_states=pool.mamba_cache.conv[0],
+                layouts=pool.layouts,
+                rows=pool.request_rows,
+                max_batch=max_batch,
+            ),
+        )
+        return opened
+
+    def speculative_state(self, mamba_pool: Any) -> dict[str, int]:
+        return {"windows": mamba_pool.speculative_bytes}
+
+
+class Slots(OwnVerify):
+    """Each draft node's state goes to a slot of its own in the pool; commit moves an index.
+
+    SGLang's own accounting holds: a state per draft node and request row, in the pool instead of beside it.
+    """
 
     name = "slots"
     summary = "write each draft node's state to a slot of the pool, commit by moving an index"
-    unavailable = "this version does not have it yet"
     options = frozenset({"state_layout"})
+
+    def pool_class(self, stock: type) -> type:
+        from .pool import DraftSlotPool
+
+        return DraftSlotPool
+
+    def open_store(self, pool: Any, family: str, model_runner: Any, max_batch: int) -> DraftStore:
+        from .draft_slots import DraftSlots
+        from .families import FAMILIES
+
+        states = pool.mamba_cache.temporal
+        opened: DraftStore = pool.open_store(
+            family,
+            lambda: DraftSlots(
+                verify=FAMILIES[family].slots(states.device),
+                states=states,
+                conv_states=pool.mamba_cache.conv[0],
+                layouts=pool.layouts,
+                first=pool.first_draft_slot,
+                rows=pool.request_rows,
+                nodes=pool.max_nodes,
+                max_batch=max_batch,
+            ),
+        )
+        return opened
+
+    def speculative_state(self, mamba_pool: Any) -> dict[str, int]:
+        return {"draft slots": mamba_pool.speculative_bytes}
 
 
 #: In the order of ``--help``.
@@ -162,23 +229,13 @@ MODES: dict[str, type[Mode]] = {mode.name: mode for mode in (Replay, Slots, Snap
 DEFAULT: type[Mode] = Replay
 
 
-def available() -> dict[str, type[Mode]]:
-    """The modes that can be asked for."""
-    return {name: mode for name, mode in MODES.items() if not mode.unavailable}
-
-
 def build(config: MtpConfig) -> Mode:
     """The mode ``config`` asks for.
 
     Raises
-        MtpError: no such mode, or one that is not available.
+        MtpError: there is no such mode.
     """
     mode = MODES.get(config.mode)
     if mode is None:
-        raise MtpError(f"{config.source('mode')}: no such mode {config.mode!r}; choose one of {', '.join(available())}")
-    if mode.unavailable:
-        raise MtpError(
-            f"{config.source('mode')}: mode {config.mode!r} cannot be served: {mode.unavailable}; "
-            f"choose one of {', '.join(available())}"
-        )
+        raise MtpError(f"{config.source('mode')}: no such mode {config.mode!r}; choose one of {', '.join(MODES)}")
     return mode(config)

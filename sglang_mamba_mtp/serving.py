@@ -220,20 +220,6 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
         pool.mamba_pool_cls = stock
 
 
-def before_donation(component: Any, req: Any, *args: Any, **kwargs: Any) -> None:
-    """BEFORE `MambaComponent.prepare_for_caching_req`: the request's own slot is about to be read, or given away.
-
-    With an extra buffer the radix cache takes a tracked snapshot instead, which has nothing pending.
-    """
-    cache = component.cache
-    slot = compat.request_slot(req)
-    if cache.enable_mamba_extra_buffer or slot is None:
-        return
-    mode, pool = current_mode(), cache.req_to_token_pool.mamba_pool
-    if isinstance(pool, mode.pool_class(type(pool))):  # not a model, or a server without speculation, left to SGLang
-        mode.before_donation(pool, slot.reshape(1))
-
-
 # ------------------------------------------------------------------------------------------- host copies of tracking
 
 
@@ -269,3 +255,29 @@ def commit(original: Callable[..., Any], hybrid_backend: Any, *args: Any, **kwar
     if mode is None:
         return original(hybrid_backend, *args, **kwargs)
     return mode.commit(original, hybrid_backend, *args, **kwargs)
+
+
+class _Behind(contextlib.AbstractContextManager):
+    """A stream, entered behind everything the current stream has been given so far."""
+
+    def __init__(self, stream: Any, entered: contextlib.AbstractContextManager) -> None:
+        self._stream, self._entered = stream, entered
+
+    def __enter__(self) -> Any:
+        import torch
+
+        self._stream.wait_stream(torch.get_device_module(self._stream.device).current_stream())
+        return self._entered.__enter__()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self._entered.__exit__(*exception)
+
+
+def plan_behind_the_forward(original: Callable[[str], Any], device: str) -> Any:
+    """AROUND `get_plan_stream`: preparing a step waits for the forward before it, whose buffers it overwrites.
+
+    0.5.23 waits itself. 0.5.17 does not: the next step's slots and rows replace this step's while its verify and its
+    commit may still read them, and sequence lengths are read before they are there.
+    """
+    stream, entered = original(device)
+    return (stream, entered) if stream is None else (stream, _Behind(stream, entered))

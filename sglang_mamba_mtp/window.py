@@ -3,7 +3,7 @@
 A target verify reads a state slot's checkpoint and writes none. The inputs of the nodes it scored go into the request
 row's *window*; the commit only says which of them were accepted. The accepted ones are *pending* until a verify finds
 more than ``threshold`` of them and folds them into the checkpoint, or until somebody else needs the checkpoint and
-:meth:`Window.settle` folds them on demand.
+`Window.settle` folds them on demand.
 
 Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C = threshold + 2 N positions)::
 
@@ -13,7 +13,6 @@ Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C
                               oldest first; node i of the running verify is at order[row, pending + i]; the rest is free
     fields[name]      [L, R, C, ...] inputs of the family's recurrence (GDN: k, v, g, beta; Mamba2: x, B, dt)
     conv_inputs       [L, R, N, dim] the running verify's convolution inputs
-    parents           [batch, N] int32, ancestors [batch, N] int64: the running verify's draft tree
 
 A verify stores only at free positions, so no kernel overwrites what another program of it still reads, and accepted
 nodes of a tree become contiguous by permuting ``order``: no inputs are moved. Everything here is read and written on
@@ -24,9 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from mamba_mtp_kernels import common, conv1d
+
+from .drafts import DraftStore, VerifyBatch, VerifyOp
+from .layout import StateLayouts
 
 
 @dataclass(frozen=True)
@@ -71,31 +73,32 @@ class WindowLayout:
 FoldOp = Callable[..., None]
 
 
-class Window:
+class Window(DraftStore):
     """The windows of all request rows and the pending counts of all slots (see the module's text)."""
 
     def __init__(
         self,
         layout: WindowLayout,
         *,
+        verify: VerifyOp,
         fold: FoldOp,
-        checkpoint: torch.Tensor,
+        fold_first: bool,
+        states: torch.Tensor,
         conv_states: torch.Tensor,
+        layouts: StateLayouts,
         rows: int,
         max_batch: int,
     ) -> None:
-        """``checkpoint`` is the pool's ``temporal`` [L, S, ...] and ``conv_states`` its ``conv[0]`` [L, S, dim, K-1];
-        ``fold`` the family's fold; ``rows`` the request rows, ``max_batch`` the longest (padded) batch."""
-        device = checkpoint.device
+        """``verify`` and ``fold`` are the family's kernels; ``fold_first`` says whether its verify takes a schedule;
+        ``states`` is the pool's ``temporal`` [L, S, ...] and ``conv_states`` its ``conv[0]`` [L, S, dim, K-1];
+        ``layouts`` the pool's; ``rows`` the request rows, ``max_batch`` the longest (padded) batch."""
+        super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=layout.nodes, max_batch=max_batch)
+        device = states.device
         self.layout = layout
-        self.checkpoint = checkpoint
-        self.conv_states = conv_states
         self._fold = fold
-        self._common = common.ops_for(device)
-        self._conv = conv1d.ops_for(device)
-        slots = checkpoint.shape[1]
-        self.pending = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.window_row = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._layouts = layouts
+        self.pending = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
+        self.window_row = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
         self.order = torch.arange(layout.capacity, dtype=torch.int32, device=device).repeat(rows, 1)
         self.fields = {
             name: torch.zeros((layout.layers, rows, layout.capacity, *field.shape), dtype=field.dtype, device=device)
@@ -104,94 +107,80 @@ class Window:
         self.conv_inputs = torch.zeros(
             (layout.layers, rows, layout.nodes, layout.conv_dim), dtype=layout.conv_dtype, device=device
         )
-        self._parents = torch.zeros(max_batch * layout.nodes, dtype=torch.int32, device=device)
-        self._ancestors = torch.zeros(max_batch * layout.nodes, dtype=torch.int64, device=device)
         #: order in which a verify starts its rows: any permutation gives the same results
-        self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device)
+        self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device) if fold_first else None
         self._track_count = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        self._max_batch = max_batch
+
+    @property
+    def bookkeeping(self) -> tuple[torch.Tensor, ...]:
+        return self.pending, self.window_row, self.order
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, bookkeeping included."""
-        tensors = [self.pending, self.window_row, self.order, self.conv_inputs, self._parents, self._ancestors]
-        return sum(t.nbytes for t in (*tensors, self.schedule, *self.fields.values()))
+        held = sum(tensor.nbytes for tensor in (self.conv_inputs, self._track_count, *self.fields.values()))
+        return self._shared_bytes() + held + (0 if self.schedule is None else self.schedule.nbytes)
 
-    def parents(self, batch: int, nodes: int) -> torch.Tensor:
-        """Parent of every node of the running verify, [batch, nodes] int32, -1 for roots."""
-        return self._links(self._parents, batch, nodes)
-
-    def ancestors(self, batch: int, nodes: int) -> torch.Tensor:
-        """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
-        return self._links(self._ancestors, batch, nodes)
-
-    def _links(self, buffer: torch.Tensor, batch: int, nodes: int) -> torch.Tensor:
-        if batch > self._max_batch or nodes > self.layout.nodes:
-            raise ValueError(
-                f"a verify of {batch} requests x {nodes} draft nodes does not fit replay buffers made for "
-                f"{self._max_batch} x {self.layout.nodes}; raise --max-running-requests or "
-                f"--speculative-num-draft-tokens"
+    def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
+        super().prepare(batch, next_token, next_sibling)
+        if self.schedule is not None:
+            # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
+            # date, which costs time and nothing else.
+            self._common.fold_first(
+                self.schedule, slots=batch.slots, pending=self.pending, fold_threshold=self.layout.threshold
             )
-        return buffer[: batch * nodes].view(batch, nodes)
 
-    def build_tree(
+    def convolve(
         self,
-        batch: int,
-        nodes: int,
-        next_token: torch.Tensor | None,
-        next_sibling: torch.Tensor | None,
-    ) -> None:
-        """Fill :meth:`parents` and :meth:`ancestors` from SGLang's links, once a forward.
-
-        Links are [batch, nodes] with -1 for none, or None for chains.
-        """
-        self._common.build_tree(
-            self.parents(batch, nodes),
-            self.ancestors(batch, nodes),
-            retrieve_next_token=next_token,
-            retrieve_next_sibling=next_sibling,
-            batch=batch,
+        index: int,
+        x: torch.Tensor,
+        batch: VerifyBatch,
+        *,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        return self._conv.conv1d_verify(
+            x,
+            conv_states=self.conv_states[index],
+            weight=weight,
+            bias=bias,
+            activation=activation,
+            slots=batch.slots,
+            rows=batch.rows,
+            parents=self.parents(batch),
+            conv_inputs=self.conv_inputs[index, :, : batch.nodes],
         )
 
-    def schedule_rows(self, slots: torch.Tensor) -> None:
-        """Fill :attr:`schedule` for a verify of ``slots`` [batch]: rows that will fold take longest and go first."""
-        self._common.fold_first(
-            self.schedule, slots=slots, pending=self.pending, fold_threshold=self.layout.threshold
-        )
-
-    def layer_conv_inputs(self, index: int, nodes: int) -> torch.Tensor:
-        """Where one layer's verify of ``nodes`` draft nodes keeps its convolution inputs, [rows, nodes, dim]."""
-        return self.conv_inputs[index, :, :nodes]
-
-    def layer(self, index: int) -> dict[str, torch.Tensor]:
-        """The window tensors of one layer, named as the verify kernels take them (``window_<field>``)."""
-        return {f"window_{name}": tensor[index] for name, tensor in self.fields.items()}
+    def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
+        return {
+            "checkpoint": self.states[index],
+            "slots": batch.slots,
+            "rows": batch.rows,
+            "pending": self.pending,
+            "order": self.order,
+            **{f"window_{name}": tensor[index] for name, tensor in self.fields.items()},
+            "ancestors": self.ancestors(batch),
+            "fold_threshold": self.layout.threshold,
+            "state_layout": self._layouts.in_play,
+            **({} if self.schedule is None else {"schedule": self.schedule}),
+        }
 
     def commit(
         self,
+        batch: VerifyBatch,
         *,
-        slots: torch.Tensor,
-        rows: torch.Tensor,
-        nodes: int,
         last_correct: torch.Tensor,
         track_slots: torch.Tensor | None,
         steps_to_track: torch.Tensor | None,
     ) -> None:
-        """Record a verify's accepted paths and bring the convolution windows up to date.
-
-        ``slots``, ``rows``, ``last_correct`` [batch]: state slot, request row and last accepted node; rows with
-        ``slots <= 0`` are padding. Where ``steps_to_track`` [batch] holds a node (>= 0), the state at that node is
-        written into ``track_slots`` [batch] (recurrent and convolution state), which the radix cache will own.
-        """
-        batch = last_correct.shape[0]
-        parents = self.parents(batch, nodes)
-        counts = self._track_count[:batch]
+        parents = self.parents(batch)
+        counts = self._track_count[: batch.size]
         self._common.commit_window(
             pending=self.pending,
             window_row=self.window_row,
             order=self.order,
-            slots=slots,
-            rows=rows,
+            slots=batch.slots,
+            rows=batch.rows,
             last_correct=last_correct,
             steps_to_track=steps_to_track,
             parents=parents,
@@ -200,13 +189,16 @@ class Window:
         )
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))
-            self._run_fold(slots, destinations, rows, counts)
+            self._run_fold(batch.slots, destinations, batch.rows, counts)
             self.discard(destinations)
+            self._layouts.mark(destinations, self._layouts.write)
+        # From its first commit on a request's slot has the layout we write, and folds in place keep it.
+        self._layouts.turn(batch.slots, self._layouts.write)
         self._conv.commit_conv(
             self.conv_states,
-            self.conv_inputs[:, :, :nodes],
-            slots=slots,
-            rows=rows,
+            self.conv_inputs[:, :, : batch.nodes],
+            slots=batch.slots,
+            rows=batch.rows,
             last_correct=last_correct,
             parents=parents,
             steps_to_track=steps_to_track,
@@ -214,13 +206,12 @@ class Window:
         )
 
     def settle(self, slots: torch.Tensor) -> None:
-        """Fold the pending tokens of ``slots`` (any integer dtype, entries <= 0 skipped) into their checkpoints."""
+        """Fold the pending tokens of ``slots`` into their checkpoints, which keep their layout."""
         live = slots.clamp(min=0).to(torch.int64)
         self._run_fold(slots, slots, self.window_row[live], self.pending[live])
         self.discard(slots)
 
     def discard(self, slots: torch.Tensor) -> None:
-        """Forget the pending tokens of ``slots``, whose checkpoints somebody has written or is about to write."""
         # Slot 0 is nobody's and never has pending tokens, so padding may land there.
         self.pending.index_fill_(0, slots.clamp(min=0).reshape(-1).to(torch.int64), 0)
 
@@ -228,11 +219,13 @@ class Window:
         self, src_slots: torch.Tensor, dst_slots: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor
     ) -> None:
         self._fold(
-            self.checkpoint,
+            self.states,
             **{f"window_{name}": tensor for name, tensor in self.fields.items()},
             order=self.order,
             src_slots=src_slots,
             dst_slots=dst_slots,
             rows=rows,
             counts=counts,
+            state_layout=self._layouts.in_play,
+            write_layout=self._layouts.write,
         )

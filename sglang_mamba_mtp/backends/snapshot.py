@@ -16,7 +16,24 @@ class SnapshotGdn(GdnBackend):
 
 
 class SnapshotMamba2(Mamba2Backend):
-    """SGLang's Mamba2 verify."""
+    """SGLang's Mamba2 verify, for models too that forget to ask for the one convolution it works with.
+
+    Falcon-H1 does up to 0.5.17 and dies in its first verify; later it asks as we do here.
+    """
+
+    def forward(
+        self,
+        mixer: Any,
+        hidden_states: torch.Tensor,
+        output: torch.Tensor | None,
+        layer_id: int,
+        forward_batch: Any,
+        mup_vector: torch.Tensor | None = None,
+        use_triton_causal_conv: bool = False,
+    ) -> torch.Tensor:
+        """SGLang's mixer, ``hidden_states`` [T, hidden] in and out."""
+        triton = use_triton_causal_conv or forward_batch.forward_mode.is_target_verify()
+        return super().forward(mixer, hidden_states, output, layer_id, forward_batch, mup_vector, triton)
 
 
 BACKENDS: dict[str, type] = {GDN: SnapshotGdn, MAMBA2: SnapshotMamba2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from dataclasses import dataclass
 
@@ -12,8 +11,23 @@ from .spec import EngineSpec
 
 FAMILIES = ("gdn", "mamba2")
 
-MODES = {"gdn": ("replay", "snapshot"), "mamba2": ("replay", "snapshot")}
-"""Per family, the modes whose engines must equal the plain engine, the default mode first. A new mode goes here."""
+LAYOUT = "SGLANG_MAMBA_MTP_STATE_LAYOUT"
+
+VARIANTS = {
+    "replay": {"mode": "replay"},
+    "slots": {"mode": "slots"},
+    "replay-kv": {"mode": "replay", "env": {LAYOUT: "kv"}},
+    "slots-kv": {"mode": "slots", "env": {LAYOUT: "kv"}},
+    "snapshot": {"mode": "snapshot"},
+    "off": {"mode": "off"},
+}
+"""Modes, and their options where these change what is written to the pool."""
+
+MODES = {family: tuple(name for name in VARIANTS if name != "off") for family in FAMILIES}
+"""Per family, the variants that must equal the plain engine, the default mode first. A new mode goes here."""
+
+IN_FULL = ("replay", "slots")
+"""Variants that run all fast cells below; the others run `FAST_IN_EVERY_MODE`."""
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
 
@@ -50,10 +64,10 @@ FAST = {
     ("mamba2", "nextn-chain", "extra_buffer"),
     ("mamba2", "nextn-tree", "no_buffer"),
 }
-"""What runs without ``-m slow`` in the default mode: every family, algorithm and cache at least once."""
+"""What runs without ``-m slow`` in `IN_FULL`: every family, algorithm and cache at least once."""
 
 FAST_IN_EVERY_MODE = {("gdn", "nextn-tree", "extra_buffer-overlap"), ("mamba2", "ngram-tree", "extra_buffer_lazy")}
-"""Those of them that also run in the other modes."""
+"""Those of them that run in every variant."""
 
 FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
@@ -71,15 +85,9 @@ FEW_SLOTS = {
 """Engines so small that they evict all the time: four requests' slots (three each with a buffer) and five more."""
 
 
-LAZY_OVERWRITES = importlib.metadata.version("sglang").startswith("0.5.17")
-"""SGLang 0.5.17, in every mode: with extra_buffer_lazy and no free slot for a second snapshot, a verify that crosses a
-track boundary overwrites the first one, although the radix cache is about to own it under the shorter key: the result
-of the prefill that took it is processed a step later. (0.5.23 is right.)"""
-
-
 @dataclass(frozen=True)
 class Case:
-    """One cell of the matrix."""
+    """One cell of the matrix; ``mode`` is a key of `VARIANTS`."""
 
     family: str
     algorithm: str
@@ -93,10 +101,9 @@ class Case:
     def spec(self, model: str, **changes) -> EngineSpec:
         """The engine of this cell on a checkpoint."""
         engine = ENGINE[self.family]
-        if LAZY_OVERWRITES and self.cache == "extra_buffer_lazy":
-            engine = {**engine, "max_mamba_cache_size": 200}  # always a free slot; test_boundaries.py has the rest
+        env = VARIANTS[self.mode].get("env", {}) | changes.pop("env", {})
         settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes}
-        return EngineSpec(model=model, mode=self.mode, **settings)
+        return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 
 def cases(fast: set[tuple[str, str, str]] = FAST) -> list:
@@ -105,6 +112,6 @@ def cases(fast: set[tuple[str, str, str]] = FAST) -> list:
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, ALGORITHMS, CACHES):
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
-        quick = cell in fast and (mode == MODES[family][0] or cell in FAST_IN_EVERY_MODE)
+        quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
         params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
     return params

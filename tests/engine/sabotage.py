@@ -44,23 +44,31 @@ def _track_root():
 
 
 def _skip_settle():
-    """Nobody's pending tokens are folded before another reads the checkpoint (replay mode)."""
+    """Nobody brings a slot up to date before another reads it (the plugin's own modes)."""
     from sglang_mamba_mtp.pool import MtpMambaPool
 
     MtpMambaPool.settle = lambda self, slots: None
 
 
 def _skip_discard():
-    """A recycled or overwritten slot keeps the pending count of its former owner (replay mode)."""
-    from sglang_mamba_mtp.window import Window
+    """What is known about a recycled or overwritten slot outlives its former owner (the plugin's own modes)."""
+    from sglang_mamba_mtp.pool import MtpMambaPool
 
-    settle = Window.settle
+    MtpMambaPool.overwritten_by_sglang = lambda self, slots: None
 
-    def settle_and_forget(self, slots):
-        settle(self, slots)
-        self.pending[slots.reshape(-1).clamp(min=0).long()] = 0
 
-    Window.settle, Window.discard = settle_and_forget, lambda self, slots: None
+def _stale_layout():
+    """A state moves and its layout bit stays behind."""
+    from sglang_mamba_mtp.layout import StateLayouts
+
+    StateLayouts.move = lambda self, src_slots, dst_slots: None
+
+
+def _unturned():
+    """SGLang's kernels are handed slots in the other layout."""
+    from sglang_mamba_mtp.layout import StateLayouts
+
+    StateLayouts.turn = lambda self, slots, layout: None
 
 
 def _unhook_commit():
@@ -88,6 +96,8 @@ FAULTS = {
     "track_root": _track_root,
     "skip_settle": _skip_settle,
     "skip_discard": _skip_discard,
+    "stale_layout": _stale_layout,
+    "unturned": _unturned,
     "unhook_commit": _unhook_commit,
     "die": _die,
     "hang": _hang,

@@ -54,24 +54,27 @@ class Record:
 def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
     """Read slots of a mamba pool, without changing the pool. The tests' only door to the pool's layout.
 
-    ``slots`` is an int tensor [n]. With ``settle`` the tokens a replay-mode pool still has pending for a slot are
-    folded in for the reading and then put back, so that reading each step does not stop windows from growing; without
-    it the checkpoint is read as it stands, which is what the radix cache would copy.
+    ``slots`` is an int tensor [n]. With ``settle`` what a pool of the plugin's own modes holds elsewhere for a slot
+    (pending tokens, a draft slot) is brought in for the reading and then put back, so that reading each step does not
+    stop windows from growing; without it the slot is read as it stands, which is what the radix cache would copy.
     """
     slots = slots.to(torch.int64).reshape(-1)
-    window = getattr(pool, "window", None)  # replay mode only
-    if window is None or not settle:
+    store = getattr(pool, "store", None)  # the plugin's own modes only
+    if store is None or not settle:
         return _read(pool, slots)
-    pending = window.pending
     cache = pool.mamba_cache
-    saved = (pending[slots].clone(), cache.temporal[:, slots].clone(), [conv[:, slots].clone() for conv in cache.conv])
-    window.settle(slots)
-    if not bool((pending[slots] == 0).all()):
-        raise AssertionError(f"settling left pending tokens: {pending[slots].tolist()}")
+    bookkeeping = [tensor.clone() for tensor in (*store.bookkeeping, pool.layouts.bits)]
+    saved = [states[:, slots].clone() for states in (cache.temporal, *cache.conv)]
+    store.settle(slots)
     states = _read(pool, slots)
-    pending[slots], cache.temporal[:, slots] = saved[0], saved[1]
-    for conv, old in zip(cache.conv, saved[2], strict=True):
-        conv[:, slots] = old
+    store.settle(slots)
+    for once, again in zip(states, _read(pool, slots), strict=True):
+        if not torch.equal(once.temporal, again.temporal):
+            raise AssertionError("settling left something to settle")
+    for tensor, old in zip((*store.bookkeeping, pool.layouts.bits), bookkeeping, strict=True):
+        tensor.copy_(old)
+    for tensor, old in zip((cache.temporal, *cache.conv), saved, strict=True):
+        tensor[:, slots] = old
     return states
 
 
@@ -79,7 +82,17 @@ def _read(pool: Any, slots: torch.Tensor) -> list[State]:
     cache = pool.mamba_cache
     temporal = cache.temporal[:, slots].float().cpu()
     convs = [conv[:, slots].float().cpu() for conv in cache.conv]
-    return [State(temporal[:, i].clone(), tuple(conv[:, i].clone() for conv in convs)) for i in range(len(slots))]
+    states = [State(temporal[:, i].clone(), tuple(conv[:, i].clone() for conv in convs)) for i in range(len(slots))]
+    layouts = getattr(pool, "layouts", None)
+    transposed = [False] * len(slots) if layouts is None else layouts.bits[slots].bool().tolist()
+    return [_as_vk(state) if kv else state for state, kv in zip(states, transposed, strict=True)]
+
+
+def _as_vk(state: State) -> State:
+    """A state whose temporal part [layers, heads, V, K] really holds [layers, heads, K, V]."""
+    *outer, values, keys = state.temporal.shape
+    turned = state.temporal.reshape(*outer, keys, values).transpose(-1, -2).contiguous()
+    return State(turned, state.conv)
 
 
 def relative_error(got: State, want: State) -> float:

@@ -8,9 +8,11 @@ import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import CACHES, FAMILIES, FEW_SLOTS, LAZY_OVERWRITES, MODES, Case
+from .matrix import CACHES, FAMILIES, FEW_SLOTS, IN_FULL, Case
 
-CASES = [Case(family, "ngram-tree", cache, MODES[family][0]) for family, cache in itertools.product(FAMILIES, CACHES)]
+CASES = [
+    Case(family, "ngram-tree", cache, mode) for family, cache, mode in itertools.product(FAMILIES, CACHES, IN_FULL)
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -19,11 +21,7 @@ def test_boundaries(case: Case, checkpoint):
     check_equal(run(case.spec(checkpoint(case.family)), todo), todo)
 
 
-OVERWRITTEN = "SGLang 0.5.17 overwrites a snapshot before it is cached"
-
-
-@pytest.mark.xfail(LAZY_OVERWRITES, reason=OVERWRITTEN, strict=True, raises=AssertionError)
-@pytest.mark.parametrize("mode", MODES["mamba2"])
+@pytest.mark.parametrize("mode", IN_FULL)
 def test_lazy_without_a_free_slot(mode, checkpoint):
     """Snapshots every 16 tokens in prefill and decode, and no second slot for them."""
     todo = [scenarios.boundaries(checkpoint.vocab)]

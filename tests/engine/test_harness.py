@@ -6,7 +6,7 @@ import pytest
 
 from . import scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
-from .matrix import FAMILY_MODES, FEW_SLOTS, MODES, Case
+from .matrix import FAMILY_MODES, FEW_SLOTS, IN_FULL, MODES, Case
 from .scenario import Request, Scenario
 from .states import compare
 
@@ -68,14 +68,21 @@ def test_wrong_snapshot_is_seen(checkpoint, cache, mode):
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.skipif("replay" not in MODES["gdn"], reason="replay mode does not exist")
-def test_skipped_settle_is_seen(checkpoint):
-    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "no_buffer", "replay"), "skip_settle")
+@pytest.mark.parametrize("mode", IN_FULL)
+def test_skipped_settle_is_seen(checkpoint, mode):
+    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "no_buffer", mode), "skip_settle")
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.skipif("replay" not in MODES["gdn"], reason="replay mode does not exist")
-def test_stale_pending_count_is_seen(checkpoint):
-    case = Case("gdn", "ngram-tree", "no_buffer", "replay")
+@pytest.mark.parametrize("mode", IN_FULL)
+def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
+    """A stale pending count, or an index into draft slots that are another request's."""
+    case = Case("gdn", "ngram-tree", "no_buffer", mode)
     kinds = _sabotaged(checkpoint, case, "skip_discard", scenarios.pressure, **FEW_SLOTS["no_buffer"])
+    assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND
+
+
+@pytest.mark.parametrize(("mode", "fault"), [("replay-kv", "stale_layout"), ("slots-kv", "unturned")])
+def test_wrong_layout_bit_is_seen(checkpoint, mode, fault):
+    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "extra_buffer", mode), fault)
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND

@@ -21,11 +21,12 @@ class _ReplayPool:
     def __init__(self):
         self.mamba_cache = _pool().mamba_cache
         pending = torch.tensor([0, 2, 0, 3, 0], dtype=torch.int32)
-        self.window = SimpleNamespace(pending=pending, settle=self._settle)
+        self.store = SimpleNamespace(pending=pending, bookkeeping=(pending,), settle=self._settle)
+        self.layouts = SimpleNamespace(bits=torch.zeros(5, dtype=torch.uint8))
 
     def _settle(self, slots):
-        self.mamba_cache.temporal[:, slots] += self.window.pending[slots].view(1, -1, 1, 1, 1)
-        self.window.pending[slots] = 0
+        self.mamba_cache.temporal[:, slots] += self.store.pending[slots].view(1, -1, 1, 1, 1)
+        self.store.pending[slots] = 0
 
 
 def test_prefix_round_trip():
@@ -58,11 +59,21 @@ def test_compare_names_the_offender_and_demands_a_reference():
 
 def test_reading_settles_without_changing_the_pool():
     pool = _ReplayPool()
-    temporal, pending = pool.mamba_cache.temporal.clone(), pool.window.pending.clone()
+    temporal, pending = pool.mamba_cache.temporal.clone(), pool.store.pending.clone()
     got = read_state(pool, torch.tensor([1, 2, 3]), settle=True)
     for state, slot, count in zip(got, (1, 2, 3), (2, 0, 3), strict=True):
         torch.testing.assert_close(state.temporal, temporal[:, slot] + count)
     assert torch.equal(pool.mamba_cache.temporal, temporal)
-    assert torch.equal(pool.window.pending, pending)
+    assert torch.equal(pool.store.pending, pending)
     (raw,) = read_state(pool, torch.tensor([3]), settle=False)
     assert torch.equal(raw.temporal, temporal[:, 3])
+
+
+def test_a_slot_in_the_other_layout_is_read_as_the_same_state():
+    pool = _ReplayPool()
+    (plain,) = read_state(pool, torch.tensor([2]), settle=False)
+    cache = pool.mamba_cache
+    cache.temporal[:, 2] = cache.temporal[:, 2].transpose(-1, -2).clone()
+    pool.layouts.bits[2] = 1
+    (turned,) = read_state(pool, torch.tensor([2]), settle=False)
+    assert torch.equal(turned.temporal, plain.temporal)

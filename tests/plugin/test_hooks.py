@@ -57,7 +57,7 @@ def test_a_surface_that_is_not_there_says_so(sglang, path, parameters, words):
 # ---------------------------------------------------------------------------------------------------------- live rows
 
 
-@pytest.mark.parametrize("mode", list(modes.available()))
+@pytest.mark.parametrize("mode", list(modes.MODES))
 def test_every_row_is_live_after_loading(forked, mode):
     def body():
         load_plugins()

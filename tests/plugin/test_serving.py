@@ -207,3 +207,32 @@ def test_bench_one_batch_loads_the_plugin(forked):
 
     result = forked(body)
     assert result.code == 0 and "--mamba-mtp-mode" in result.output and "--input-len" in result.output
+
+
+def test_planning_waits_for_the_forward_every_time():
+    """The plan stream is entered behind the current one, each step anew; without a plan stream nothing is wrapped."""
+    import contextlib
+    from types import SimpleNamespace
+    from unittest import mock
+
+    from sglang_mamba_mtp import serving
+
+    events: list[str] = []
+
+    class Entered(contextlib.AbstractContextManager):
+        def __enter__(self):
+            events.append("in")
+
+        def __exit__(self, *exception):
+            events.append("out")
+
+    stream = SimpleNamespace(device="cpu", wait_stream=lambda other: events.append(f"wait {other}"))
+    device = SimpleNamespace(current_stream=lambda: "forward")
+    with mock.patch("torch.get_device_module", return_value=device):
+        _, context = serving.plan_behind_the_forward(lambda device: (stream, Entered()), "cpu")
+        for _ in range(2):
+            with context:
+                pass
+    assert events == ["wait forward", "in", "out"] * 2
+    nothing = contextlib.nullcontext()
+    assert serving.plan_behind_the_forward(lambda device: (None, nothing), "cpu") == (None, nothing)

@@ -9,56 +9,66 @@ from hypothesis.stateful import run_state_machine_as_test
 
 pytest.importorskip("sglang")
 
+from sglang_mamba_mtp.draft_slots import DraftSlots
+from sglang_mamba_mtp.drafts import DraftStore, VerifyBatch
+from sglang_mamba_mtp.layout import StateLayouts
 from sglang_mamba_mtp.pool import MtpMambaPool
 from sglang_mamba_mtp.window import Window
 
-from .test_replay_window import ReplayLives
+from .test_lives import ReplayLives, SlotsLives
 
 
-def _skip_settle(self: Window, slots: torch.Tensor) -> None:
-    self.discard(slots)
+def _nothing(original):
+    return lambda self, *args, **kwargs: None
 
 
-def _keep_pending_of_overwritten_slots(self: MtpMambaPool, slots: torch.Tensor) -> None:
-    pass
+def _only_forget(original):
+    return lambda self, slots: self.discard(slots)
 
 
 def _commit_one_node_less(commit):
-    def sabotaged(self: Window, **kwargs) -> None:
-        last = kwargs["last_correct"]
-        commit(self, **{**kwargs, "last_correct": torch.where(last > 0, last - 1, last)})
+    def sabotaged(self: DraftStore, batch: VerifyBatch, *, last_correct: torch.Tensor, **kwargs) -> None:
+        commit(self, batch, last_correct=torch.where(last_correct > 0, last_correct - 1, last_correct), **kwargs)
 
     return sabotaged
 
 
-def _never_fold(build_tree):
+def _never_fold(prepare):
     def sabotaged(self: Window, *args) -> None:
         # The window is overwritten instead: what pends beyond the threshold is dropped.
         self.pending.clamp_(max=self.layout.threshold)
-        build_tree(self, *args)
+        prepare(self, *args)
 
     return sabotaged
 
 
-def _trees_as_chains(build_tree):
-    def sabotaged(self: Window, batch: int, nodes: int, next_token: object, next_sibling: object) -> None:
-        build_tree(self, batch, nodes, None, None)
+def _trees_as_chains(prepare):
+    def sabotaged(self: DraftStore, batch: VerifyBatch, next_token: object, next_sibling: object) -> None:
+        prepare(self, batch, None, None)
 
     return sabotaged
 
 
 SABOTAGES = {
-    "settle drops instead of folding": (Window, "settle", lambda original: _skip_settle),
-    "overwritten slots keep their pending count": (MtpMambaPool, "discard", lambda o:
-    _keep_pending_of_overwritten_slots), "commit takes the wrong node": (Window, "commit", _commit_one_node_less),
-    "pending tokens lost when the window is full": (Window, "build_tree", _never_fold), "tree links ignored": (Window,
-    "build_tree", _trees_as_chains),
+    "settle drops instead of folding": (ReplayLives, Window, "settle", _only_forget),
+    "settle drops the draft slot": (SlotsLives, DraftSlots, "settle", _only_forget),
+    "overwritten slots keep their pending count": (ReplayLives, MtpMambaPool, "overwritten_by_sglang", _nothing),
+    "overwritten slots keep their draft slot": (SlotsLives, MtpMambaPool, "overwritten_by_sglang", _nothing),
+    "replay commits the wrong node": (ReplayLives, Window, "commit", _commit_one_node_less),
+    "slots commits the wrong node": (SlotsLives, DraftSlots, "commit", _commit_one_node_less),
+    "pending tokens lost when the window is full": (ReplayLives, Window, "prepare", _never_fold),
+    "replay ignores tree links": (ReplayLives, DraftStore, "prepare", _trees_as_chains),
+    "slots ignores tree links": (SlotsLives, DraftStore, "prepare", _trees_as_chains),
+    "a bit stays behind when its state moves": (ReplayLives, StateLayouts, "move", _nothing),
+    "draft slots' bits stay behind": (SlotsLives, StateLayouts, "move", _nothing),
+    "a bit is stale after an overwrite": (ReplayLives, StateLayouts, "mark", _nothing),
+    "nobody turns a slot for SGLang": (SlotsLives, StateLayouts, "turn", _nothing),
 }
 
 
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_sabotage_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, make = SABOTAGES[name]
+    machine, owner, attribute, make = SABOTAGES[name]
     monkeypatch.setattr(owner, attribute, make(getattr(owner, attribute)))
     quick = settings(
         max_examples=300,
@@ -70,4 +80,4 @@ def test_sabotage_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         suppress_health_check=list(HealthCheck),
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(ReplayLives, settings=quick)
+        run_state_machine_as_test(machine, settings=quick)

@@ -1,30 +1,21 @@
-"""Mamba2 in mode `replay`."""
+"""Mamba2 with the project's own verify."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from mamba_mtp_kernels import mamba2
 
 from .mamba2 import Mamba2Backend
-from .replay_base import ReplayBackend
+from .target_verify import TargetVerify
 
 
-class ReplayMamba2(ReplayBackend, Mamba2Backend):
+class VerifyMamba2(TargetVerify, Mamba2Backend):
     """SGLang's prefill and decode, our verify.
 
     SGLang verifies inside its mixer, between the projections; a verify here takes the mixer's parts and calls its own
     convolution and state kernels between them, so no kernel of SGLang's ever sees a draft node.
     """
-
-    def __init__(self, model_runner: Any) -> None:
-        super().__init__(model_runner)
-        self._verify = mamba2.ops_for(self.window.checkpoint.device).mamba2_verify
-
-    def _build_tree(self) -> None:
-        super()._build_tree()
-        self.window.schedule_rows(self.forward_metadata.mamba_cache_indices)
 
     def forward(
         self,
@@ -62,19 +53,23 @@ class ReplayMamba2(ReplayBackend, Mamba2Backend):
 
         Rows past the nodes are padding and come out as zeros.
         """
-        tokens = self.forward_metadata.num_decodes * self._nodes
+        batch = self._batch(self.forward_metadata.num_decodes)
+        tokens = batch.size * batch.nodes
         heads, groups = mixer.num_heads // mixer.tp_size, mixer.n_groups // mixer.tp_size
         inner = heads * mixer.head_dim
-        convolved = self._convolve_nodes(
+        convolved = self.store.convolve(
             index,
             x_B_C[:tokens],
+            batch,
             weight=mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), mixer.conv1d.weight.size(2)),
             bias=mixer.conv1d.bias,
             activation=mixer.activation,
         )
         x, B, C = convolved.split([inner, groups * mixer.ssm_state_size, groups * mixer.ssm_state_size], dim=-1)
         scored = convolved.new_zeros(x_B_C.shape[0], inner)
-        self._verify(
+        self.store.score(
+            index,
+            batch,
             x.unflatten(-1, (heads, mixer.head_dim)),
             dt[:tokens],
             B.unflatten(-1, (groups, mixer.ssm_state_size)),
@@ -85,8 +80,6 @@ class ReplayMamba2(ReplayBackend, Mamba2Backend):
             dt_softplus=True,
             dt_limits=None,
             z=None,
-            schedule=self.window.schedule,
             out=scored[:tokens].view(tokens, heads, mixer.head_dim),
-            **self._replay_arguments(index, tokens),
         )
         return scored

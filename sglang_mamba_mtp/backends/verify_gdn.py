@@ -1,22 +1,17 @@
-"""GDN in mode `replay`."""
+"""GDN with the project's own verify."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from mamba_mtp_kernels import gdn
 
 from .gdn import GdnBackend
-from .replay_base import ReplayBackend
+from .target_verify import TargetVerify
 
 
-class ReplayGdn(ReplayBackend, GdnBackend):
+class VerifyGdn(TargetVerify, GdnBackend):
     """SGLang's prefill and decode, our verify."""
-
-    def __init__(self, model_runner: Any) -> None:
-        super().__init__(model_runner)
-        self._verify = gdn.ops_for(self.window.checkpoint.device).verify
 
     def forward_extend(
         self, layer: Any, forward_batch: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **kwargs: Any
@@ -28,11 +23,14 @@ class ReplayGdn(ReplayBackend, GdnBackend):
         if not forward_batch.forward_mode.is_target_verify():
             return super().forward_extend(layer, forward_batch, mixed_qkv, a, b, **kwargs)
         index = self.req_to_token_pool.mamba2_layer_index(layer.layer_id)
-        mixed_qkv = self._convolve_nodes(
-            index, mixed_qkv, weight=layer.conv_weights, bias=layer.bias, activation=layer.activation
+        batch = self._batch(mixed_qkv.shape[0] // self._nodes)
+        mixed_qkv = self.store.convolve(
+            index, mixed_qkv, batch, weight=layer.conv_weights, bias=layer.bias, activation=layer.activation
         )
         q, k, v = mixed_qkv.split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
-        out = self._verify(
+        out = self.store.score(
+            index,
+            batch,
             q.unflatten(-1, (layer.num_q_heads, layer.head_q_dim)),
             k.unflatten(-1, (layer.num_k_heads, layer.head_k_dim)),
             v.unflatten(-1, (layer.num_v_heads, layer.head_v_dim)),
@@ -41,6 +39,5 @@ class ReplayGdn(ReplayBackend, GdnBackend):
             A_log=layer.A_log,
             dt_bias=layer.dt_bias,
             scale=layer.head_k_dim**-0.5,
-            **self._replay_arguments(index, mixed_qkv.shape[0]),
         )
         return out.unsqueeze(0)

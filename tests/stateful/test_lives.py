@@ -1,13 +1,16 @@
-"""Random lives of requests over one mamba pool in replay mode, against a model that keeps every state.
+"""Random lives of requests over one mamba pool, in every mode of our own, against a model that keeps every state.
 
 A hypothesis state machine admits requests (fresh, or on top of a cached prefix), drafts and commits random trees with
 random accept lengths over random subsets of the running requests, tracks, decodes plainly, forks, round-trips through
 the host, retracts, aborts, finishes and recycles slots and rows, as SGLang does; after every step a random slot's state
-must be the naive one. Every path that could leave a stale pending count, a wrong window position or an unsettled
-checkpoint is in here.
+must be the naive one. Every path that could leave a stale pending count, a wrong window position, an index into
+somebody else's draft slots, a stale layout bit or an unsettled slot is in here.
 """
 
 from __future__ import annotations
+
+import os
+from unittest import mock
 
 import pytest
 import torch
@@ -17,18 +20,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 pytest.importorskip("sglang")
 
+from sglang_mamba_mtp.drafts import VerifyBatch
+
 from .naive import Sizes, State, Token, Weights, step
 
 SIZES = Sizes()
 SLOTS, ROWS, NODES, PADDING = 9, 4, 4, 1
+KV = 1
 
 
-def make_pool(threshold: int):
-    """An MtpMambaPool of `SLOTS` slots on the CPU with its window open."""
+def _build(pool_class: type, layout: str):
+    """A pool of `SLOTS` slots on the CPU that writes states in ``layout``, and SGLang's parameters of it."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-
-    from sglang_mamba_mtp.families import GdnFamily, window_layout
-    from sglang_mamba_mtp.pool import MtpMambaPool
 
     shape = Mamba2StateShape.create(
         tp_world_size=1,
@@ -43,18 +46,64 @@ def make_pool(threshold: int):
     params = Mamba2CacheParams(
         shape=shape, layers=layers, dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
     )
-    pool = MtpMambaPool(
-        size=SLOTS,
-        spec_state_size=ROWS,
-        cache_params=params,
-        mamba_layer_ids=layers,
-        device="cpu",
-        speculative_num_draft_tokens=NODES,
+    with mock.patch.dict(os.environ, SGLANG_MAMBA_MTP_STATE_LAYOUT=layout):
+        pool = pool_class(
+            size=SLOTS,
+            spec_state_size=ROWS,
+            cache_params=params,
+            mamba_layer_ids=layers,
+            device="cpu",
+            speculative_num_draft_tokens=NODES,
+        )
+    return pool, params
+
+
+def replay_pool(threshold: int, layout: str):
+    """A pool as replay mode builds it, with its window open."""
+    from sglang_mamba_mtp.families import GdnFamily, window_layout
+    from sglang_mamba_mtp.pool import MtpMambaPool
+    from sglang_mamba_mtp.window import Window
+
+    pool, params = _build(MtpMambaPool, layout)
+    sizes = window_layout(GdnFamily, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32)
+    cpu = torch.device("cpu")
+    pool.open_store(
+        sizes,
+        lambda: Window(
+            sizes,
+            verify=GdnFamily.replay(cpu),
+            fold=GdnFamily.fold(cpu, model=None),
+            fold_first=GdnFamily.fold_first,
+            states=pool.mamba_cache.temporal,
+            conv_states=pool.mamba_cache.conv[0],
+            layouts=pool.layouts,
+            rows=pool.request_rows,
+            max_batch=ROWS + PADDING,
+        ),
     )
-    layout = window_layout(
-        GdnFamily, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32
+    return pool
+
+
+def slots_pool(layout: str):
+    """A pool as slots mode builds it, with its draft slots."""
+    from sglang_mamba_mtp.draft_slots import DraftSlots
+    from sglang_mamba_mtp.families import GdnFamily
+    from sglang_mamba_mtp.pool import DraftSlotPool
+
+    pool, _ = _build(DraftSlotPool, layout)
+    pool.open_store(
+        "gdn",
+        lambda: DraftSlots(
+            verify=GdnFamily.slots(torch.device("cpu")),
+            states=pool.mamba_cache.temporal,
+            conv_states=pool.mamba_cache.conv[0],
+            layouts=pool.layouts,
+            first=pool.first_draft_slot,
+            rows=pool.request_rows,
+            nodes=NODES,
+            max_batch=ROWS + PADDING,
+        ),
     )
-    pool.open_window(layout, fold=GdnFamily.fold(torch.device("cpu"), model=None), max_batch=ROWS + PADDING)
     return pool
 
 
@@ -65,17 +114,15 @@ class Request:
         self.row, self.slot, self.track, self.state = row, slot, track, state
 
 
-class ReplayLives(RuleBasedStateMachine):
+class Lives(RuleBasedStateMachine):
     """See the module's text. `cached` maps slots the radix cache would own to their naive states."""
 
-    @initialize(seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]))
-    def start(self, seed: int, threshold: int) -> None:
+    def live(self, pool, seed: int) -> None:
+        """Begin with ``pool``, whatever its slots held before."""
         self.rng = torch.Generator().manual_seed(seed)
         self.weights = Weights.random(SIZES, self.rng)
-        self.pool = make_pool(threshold)
-        self.window = self.pool.window
-        # Whatever a slot held before must not matter.
-        self.pool.mamba_cache.temporal[:, 1:].normal_(generator=self.rng)
+        self.pool, self.store = pool, pool.store
+        pool.mamba_cache.temporal[:, 1:].normal_(generator=self.rng)
         self.free_slots = list(range(1, SLOTS + 1))
         self.free_rows = list(range(1, ROWS + 1))
         self.running: list[Request] = []
@@ -91,22 +138,28 @@ class ReplayLives(RuleBasedStateMachine):
         self.running.remove(request)
         self.free_rows.append(request.row)
 
-    def store(self, slot: int, state: State) -> None:
-        """What SGLang's prefill or decode kernels do: write a slot's state in place."""
+    def write(self, slot: int, state: State) -> None:
+        """What SGLang's prefill or decode kernels do: write a slot's state in place, as [V, K]."""
+        assert self.pool.layouts.bits[slot] != KV, f"slot {slot} is written by SGLang and flagged as KV"
         self.pool.mamba_cache.temporal[:, slot] = state.temporal.float()
         self.pool.mamba_cache.conv[0][:, slot] = state.conv.float()
 
-    def load(self, slot: int) -> State:
-        return State(self.pool.mamba_cache.temporal[:, slot].double(), self.pool.mamba_cache.conv[0][:, slot].double())
+    def read(self, slot: int) -> State:
+        """A slot's state, in whichever layout its bit says it is."""
+        temporal = self.pool.mamba_cache.temporal[:, slot].double()
+        if self.pool.layouts.bits[slot] == KV:
+            *outer, values, keys = temporal.shape
+            temporal = temporal.reshape(*outer, keys, values).transpose(-1, -2)
+        return State(temporal, self.pool.mamba_cache.conv[0][:, slot].double())
 
     def advance(self, slot: int, state: State, tokens: list[Token]) -> State:
         """Plain forward over `tokens`: the pool's slot from what it holds, and the naive state from what it should
         hold."""
-        held = self.load(slot)
+        held = self.read(slot)
         for token in tokens:
             held, _ = step(SIZES, self.weights, held, token)
             state, _ = step(SIZES, self.weights, state, token)
-        self.store(slot, held)
+        self.write(slot, held)
         return state
 
     def index(self, *slots: int) -> torch.Tensor:
@@ -123,15 +176,15 @@ class ReplayLives(RuleBasedStateMachine):
         else:
             state = State.zero(SIZES)
             self.pool.clear_slots(self.index(slot).long())
-        self.window.settle(self.index(slot))
-        self.window.discard(self.index(track))
+        self.pool.settle_for_sglang(self.index(slot))
+        self.pool.overwritten_by_sglang(self.index(track))
         self.running.append(Request(row, slot, track, self.advance(slot, state, self.tokens(length))))
 
     @precondition(lambda self: self.running)
     @rule(length=st.integers(1, 5))
     def continue_chunked_prefill(self, length: int) -> None:
         request = self.running[self.pick(len(self.running))]
-        self.window.settle(self.index(request.slot))
+        self.pool.settle_for_sglang(self.index(request.slot))
         request.state = self.advance(request.slot, request.state, self.tokens(length))
 
     @precondition(lambda self: self.running)
@@ -145,8 +198,9 @@ class ReplayLives(RuleBasedStateMachine):
         next_token, next_sibling = links(parents)
         slots = self.index(*(r.slot for r in batch), *(-1 for _ in range(size - len(batch))))
         rows = self.index(*(r.row for r in batch), *(0 for _ in range(size - len(batch)))).long()
-        self.window.build_tree(size, nodes, None if chain else next_token, None if chain else next_sibling)
-        outputs = self.run_layers(trees, slots, rows)
+        verify = VerifyBatch(slots, rows, nodes, chain)
+        self.store.prepare(verify, None if chain else next_token, None if chain else next_sibling)
+        outputs = self.run_layers(trees, verify)
 
         last, steps, tracks, after = [], [], [], []
         for b, request in enumerate(batch):
@@ -165,10 +219,8 @@ class ReplayLives(RuleBasedStateMachine):
             steps.append(node)
             tracks.append(request.track)
             after.append((states[accepted], states[node]))
-        self.window.commit(
-            slots=slots[: len(batch)],
-            rows=rows[: len(batch)],
-            nodes=nodes,
+        self.store.commit(
+            VerifyBatch(slots[: len(batch)], rows[: len(batch)], nodes, chain),
             last_correct=torch.tensor(last, dtype=torch.int64),
             track_slots=torch.tensor(tracks, dtype=torch.int64) if tracked else None,
             steps_to_track=torch.tensor(steps, dtype=torch.int64) if tracked else None,
@@ -179,32 +231,22 @@ class ReplayLives(RuleBasedStateMachine):
                 # The radix cache takes the snapshot, the request gets another slot to track into.
                 self.cached[request.track] = snapshot
                 request.track = self.free_slots.pop()
-                self.window.discard(self.index(request.track))
+                self.pool.overwritten_by_sglang(self.index(request.track))
 
-    def run_layers(self, trees: list[list[Token]], slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def run_layers(self, trees: list[list[Token]], verify: VerifyBatch) -> torch.Tensor:
         """What the backend does in a verify forward: outputs [layers, batch * nodes, HV, V]."""
-        from mamba_mtp_kernels import conv1d, gdn
-
-        convolve, verify = conv1d.ops_for("cpu").conv1d_verify, gdn.ops_for("cpu").verify
-        batch, nodes = len(trees), len(trees[0])
         keys = SIZES.heads * SIZES.key_dim
         tokens = [token for tree in trees for token in tree]
         outputs = []
         for layer in range(SIZES.layers):
-            y = convolve(
-                torch.stack([t.x[layer] for t in tokens]),
-                conv_states=self.window.conv_states[layer],
-                weight=self.weights.conv[layer],
-                bias=None,
-                activation="silu",
-                slots=slots,
-                rows=rows,
-                parents=self.window.parents(batch, nodes),
-                conv_inputs=self.window.layer_conv_inputs(layer, nodes),
-            )
+            x = torch.stack([t.x[layer] for t in tokens])
+            weight = self.weights.conv[layer]
+            y = self.store.convolve(layer, x, verify, weight=weight, bias=None, activation="silu")
             q, k, v = y.split([keys, keys, SIZES.dim - 2 * keys], dim=-1)
             outputs.append(
-                verify(
+                self.store.score(
+                    layer,
+                    verify,
                     q.view(-1, SIZES.heads, SIZES.key_dim),
                     k.view(-1, SIZES.heads, SIZES.key_dim),
                     v.view(-1, SIZES.value_heads, SIZES.value_dim),
@@ -213,14 +255,6 @@ class ReplayLives(RuleBasedStateMachine):
                     A_log=self.weights.A_log[layer],
                     dt_bias=self.weights.dt_bias[layer],
                     scale=1.0,
-                    checkpoint=self.window.checkpoint[layer],
-                    slots=slots,
-                    rows=rows,
-                    pending=self.window.pending,
-                    order=self.window.order,
-                    **self.window.layer(layer),
-                    ancestors=self.window.ancestors(batch, nodes),
-                    fold_threshold=self.window.layout.threshold,
                 )
             )
         return torch.stack(outputs)
@@ -228,7 +262,7 @@ class ReplayLives(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule()
     def plain_decode(self) -> None:
-        self.window.settle(self.index(*(r.slot for r in self.running)))
+        self.pool.settle_for_sglang(self.index(*(r.slot for r in self.running)))
         for request in self.running:
             request.state = self.advance(request.slot, request.state, self.tokens(1))
 
@@ -272,17 +306,6 @@ class ReplayLives(RuleBasedStateMachine):
         self.free_slots.append(slot)
 
     @invariant()
-    def bookkeeping_is_sound(self) -> None:
-        if not hasattr(self, "pool"):
-            return
-        capacity = self.window.layout.capacity
-        assert self.window.pending[0] == 0
-        assert torch.equal(self.window.order.sort(dim=1).values, torch.arange(capacity).int().expand(ROWS + 1,
-        capacity))
-        for slot in self.cached:
-            assert self.window.pending[slot] == 0, f"slot {slot} is the cache's and has pending tokens"
-
-    @invariant()
     def states_are_the_naive_ones(self) -> None:
         if not hasattr(self, "pool"):
             return
@@ -294,8 +317,8 @@ class ReplayLives(RuleBasedStateMachine):
             self.check(request.slot, request.state)
 
     def check(self, slot: int, state: State) -> None:
-        torch.testing.assert_close(self.load(slot).temporal, state.temporal, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(self.load(slot).conv, state.conv, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(self.read(slot).temporal, state.temporal, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(self.read(slot).conv, state.conv, rtol=1e-5, atol=1e-6)
 
 
 def links(parents: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -313,7 +336,50 @@ def links(parents: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return first, sibling
 
 
-ReplayLives.TestCase.settings = settings(
+class ReplayLives(Lives):
+    """Replay mode."""
+
+    @initialize(
+        seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]), layout=st.sampled_from(["vk", "kv"])
+    )
+    def start(self, seed: int, threshold: int, layout: str) -> None:
+        self.live(replay_pool(threshold, layout), seed)
+
+    @invariant()
+    def bookkeeping_is_sound(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        window = self.store
+        assert window.pending[0] == 0
+        everywhere = torch.arange(window.layout.capacity).int().expand(ROWS + 1, window.layout.capacity)
+        assert torch.equal(window.order.sort(dim=1).values, everywhere)
+        for slot in self.cached:
+            assert window.pending[slot] == 0, f"slot {slot} is the cache's and has pending tokens"
+
+
+class SlotsLives(Lives):
+    """Slots mode."""
+
+    @initialize(seed=st.integers(0, 2**20), layout=st.sampled_from(["vk", "kv"]))
+    def start(self, seed: int, layout: str) -> None:
+        self.live(slots_pool(layout), seed)
+
+    @invariant()
+    def bookkeeping_is_sound(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        store = self.store
+        for row, draft in enumerate(store.current_input.tolist()):
+            own = range(store.first + row * NODES, store.first + (row + 1) * NODES)
+            assert draft == -1 or draft in own, f"row {row} reads slot {draft}, which is not its own"
+        for slot in self.cached:
+            row = int(store.slot_row[slot])
+            behind = store.row_slot[row] == slot and store.current_input[row] >= 0
+            assert not behind, f"slot {slot} is the cache's and its newest state lies in a draft slot"
+
+
+ReplayLives.TestCase.settings = SlotsLives.TestCase.settings = settings(
     max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestReplayLives = ReplayLives.TestCase
+TestSlotsLives = SlotsLives.TestCase

@@ -1,0 +1,169 @@
+"""Slots mode's buffers: every draft node has a slot of its own, and a commit only says which of them holds the newest
+state.
+
+The pool has a region of draft slots behind its ordinary ones, M for each request row: the draft slot of node i of row r
+is ``first + r * M + i`` (M: the largest draft length). A verify reads the row's newest state wherever it lies and
+writes the convolution window and the recurrent state after every node into that node's draft slot. Nothing is copied in
+a step, and the request's own (*canonical*) slot falls behind until somebody else is about to read it.
+
+Bookkeeping, int32 on the pool's device (R request rows, S slots, draft slots included)::
+
+    current_input[R]  the slot the row's next verify reads; -1 for the canonical one
+    row_slot[R]       the canonical slot of the request that row last committed for
+    slot_row[S]       the row that last committed for the slot
+
+``current_input`` counts only while ``row_slot`` names the slot asked about: a row that has passed to another request
+does not point that request, nor the former one's slot, to draft slots that are not theirs.
+
+Source: draft slots as in TokenSpeed #159, here for trees and for Mamba2 too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .drafts import DraftStore, VerifyBatch, VerifyOp
+from .layout import StateLayouts
+
+
+class DraftSlots(DraftStore):
+    """The draft slots of all request rows (see the module's text)."""
+
+    def __init__(
+        self,
+        *,
+        verify: VerifyOp,
+        states: torch.Tensor,
+        conv_states: torch.Tensor,
+        layouts: StateLayouts,
+        first: int,
+        rows: int,
+        nodes: int,
+        max_batch: int,
+    ) -> None:
+        """``verify`` is the family's kernel; ``states`` [L, S, ...] and ``conv_states`` [L, S, dim, K-1] are the
+        pool's, the draft slots from slot ``first`` on; ``rows`` request rows of ``nodes`` draft slots each."""
+        super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=nodes, max_batch=max_batch)
+        if states.shape[1] != first + rows * nodes:
+            raise ValueError(
+                f"a pool of {states.shape[1]} slots has no room for {rows} x {nodes} draft slots from slot {first} on"
+            )
+        device = states.device
+        self.first, self._rows = first, rows
+        self._layouts = layouts
+        self.current_input = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self.row_slot = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.slot_row = torch.zeros(first, dtype=torch.int32, device=device)
+        self._read_slots = torch.zeros(max_batch, dtype=torch.int32, device=device)
+        self._write_slots = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
+        self._track_source = torch.zeros(max_batch, dtype=torch.int32, device=device)
+        layouts.mark(torch.arange(first, states.shape[1], device=device), layouts.write)
+
+    @property
+    def bookkeeping(self) -> tuple[torch.Tensor, ...]:
+        return self.current_input, self.row_slot, self.slot_row
+
+    @property
+    def nbytes(self) -> int:
+        per_slot = sum(states[:, :1].nbytes for states in (self.states, self.conv_states))
+        buffers = (self._read_slots, self._write_slots, self._track_source)
+        return self._shared_bytes() + sum(t.nbytes for t in buffers) + per_slot * self._rows * self.nodes
+
+    def convolve(
+        self,
+        index: int,
+        x: torch.Tensor,
+        batch: VerifyBatch,
+        *,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        if index == 0:
+            # Only now is the commit before certainly done: `prepare` may have run beside it.
+            self._place(batch)
+        return self._conv.conv1d_verify_slots(
+            x,
+            conv_states=self.conv_states[index],
+            weight=weight,
+            bias=bias,
+            activation=activation,
+            **self._slots_and_links(batch),
+        )
+
+    def _place(self, batch: VerifyBatch) -> None:
+        """Where each row's verify reads and where each of its nodes writes, once a forward."""
+        self._common.place_nodes(
+            self._read_slots[: batch.size],
+            self._per_node(self._write_slots, batch),
+            slots=batch.slots,
+            rows=batch.rows,
+            current_input=self.current_input,
+            row_slot=self.row_slot,
+            first_draft_slot=self.first,
+            nodes_per_row=self.nodes,
+        )
+
+    def _slots_and_links(self, batch: VerifyBatch) -> dict[str, Any]:
+        return {
+            "read_slots": self._read_slots[: batch.size],
+            "write_slots": self._per_node(self._write_slots, batch),
+            "parents": None if batch.chain else self.parents(batch),
+        }
+
+    def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
+        return {
+            "states": self.states[index],
+            **self._slots_and_links(batch),
+            "state_layout": self._layouts.in_play,
+            "write_layout": self._layouts.write,
+        }
+
+    def commit(
+        self,
+        batch: VerifyBatch,
+        *,
+        last_correct: torch.Tensor,
+        track_slots: torch.Tensor | None,
+        steps_to_track: torch.Tensor | None,
+    ) -> None:
+        sources = self._track_source[: batch.size]
+        self._common.commit_slots(
+            current_input=self.current_input,
+            row_slot=self.row_slot,
+            slot_row=self.slot_row,
+            slots=batch.slots,
+            rows=batch.rows,
+            last_correct=last_correct,
+            steps_to_track=steps_to_track,
+            first_draft_slot=self.first,
+            nodes_per_row=self.nodes,
+            track_src=sources,
+        )
+        if steps_to_track is not None and track_slots is not None:
+            destinations = torch.where(sources > 0, track_slots, torch.zeros_like(track_slots))
+            self._move(sources, destinations)
+            self.discard(destinations)
+
+    def settle(self, slots: torch.Tensor) -> None:
+        """Copy the newest states of ``slots`` into them, where those lie in draft slots."""
+        slots = slots.reshape(-1)
+        newest = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
+        self._common.newest_slots(newest, slots=slots, **self._pointers)
+        self._move(newest, slots)
+        self.discard(slots)
+
+    def discard(self, slots: torch.Tensor) -> None:
+        self._common.forget_inputs(slots=slots.reshape(-1), **self._pointers)
+
+    @property
+    def _pointers(self) -> dict[str, torch.Tensor]:
+        return {"current_input": self.current_input, "row_slot": self.row_slot, "slot_row": self.slot_row}
+
+    def _move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
+        """Copy recurrent and convolution states, where both slots are > 0 and differ; their layout goes along."""
+        for states in (self.states, self.conv_states):
+            self._common.move_states(states, src_slots=src_slots, dst_slots=dst_slots)
+        self._layouts.move(src_slots, dst_slots)

@@ -1,0 +1,150 @@
+"""What a mode keeps of the draft nodes between a verify and whatever needs the state next.
+
+A verify scores draft nodes without deciding which of them count; the commit says so. Where the nodes' states or inputs
+lie meanwhile is the mode's business: a `DraftStore`. The pool owns it, the backends hand it batches.
+
+Two rules hold for every store. Whoever reads a slot other than the verify of the request that owns it *settles* it
+first; whoever overwrites a slot makes the store *forget* what it knew about it (`discard`). Everything runs on the
+forward stream, without host reads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mamba_mtp_kernels import common, conv1d
+
+VerifyOp = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class VerifyBatch:
+    """The rows of one verify: ``slots`` and ``rows`` [batch] (any integer dtype), state slot and request row; a slot
+    <= 0 is padding. ``nodes`` is the draft length, ``chain`` whether SGLang gave no tree links."""
+
+    slots: torch.Tensor
+    rows: torch.Tensor
+    nodes: int
+    chain: bool
+
+    @property
+    def size(self) -> int:
+        return self.slots.shape[0]
+
+
+class DraftStore(ABC):
+    """See the module's text.
+
+    Attributes
+        states: the pool's ``temporal`` [L, S, ...].
+        conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
+        nodes: the largest draft length.
+    """
+
+    def __init__(
+        self, *, verify: VerifyOp, states: torch.Tensor, conv_states: torch.Tensor, nodes: int, max_batch: int
+    ) -> None:
+        """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
+        device = states.device
+        self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self._verify = verify
+        self._common = common.ops_for(device)
+        self._conv = conv1d.ops_for(device)
+        self._max_batch = max_batch
+        self._parents = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
+        self._ancestors = torch.zeros(max_batch * nodes, dtype=torch.int64, device=device)
+
+    # ------------------------------------------------------------------------------------------------------- a verify
+
+    def parents(self, batch: VerifyBatch) -> torch.Tensor:
+        """Parent of every node of the running verify, [batch, nodes] int32, -1 for roots."""
+        return self._per_node(self._parents, batch)
+
+    def ancestors(self, batch: VerifyBatch) -> torch.Tensor:
+        """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
+        return self._per_node(self._ancestors, batch)
+
+    def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
+        if batch.size > self._max_batch or batch.nodes > self.nodes:
+            raise ValueError(
+                f"a verify of {batch.size} requests x {batch.nodes} draft nodes does not fit buffers made for "
+                f"{self._max_batch} x {self.nodes}; raise --max-running-requests or --speculative-num-draft-tokens"
+            )
+        return buffer[: batch.size * batch.nodes].view(batch.size, batch.nodes)
+
+    def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
+        """Once a forward, before its first layer: the draft trees from SGLang's links ([batch, nodes], -1 for none;
+        None for chains). May run on another stream than the commit before: reads nothing that a commit writes."""
+        self._common.build_tree(
+            self.parents(batch),
+            self.ancestors(batch),
+            retrieve_next_token=next_token,
+            retrieve_next_sibling=next_sibling,
+            batch=batch.size,
+        )
+
+    @abstractmethod
+    def convolve(
+        self,
+        index: int,
+        x: torch.Tensor,
+        batch: VerifyBatch,
+        *,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        """The convolution of layer ``index`` over all nodes, each along its own path: ``x`` [T, dim] in and out."""
+
+    def score(self, index: int, batch: VerifyBatch, *inputs: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """The recurrence of layer ``index`` over all nodes; inputs and arguments are the family's."""
+        return self._verify(*inputs, **arguments, **self._where(index, batch))
+
+    @abstractmethod
+    def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
+        """What the verify kernels of every family take besides the nodes' inputs: where things lie."""
+
+    @abstractmethod
+    def commit(
+        self,
+        batch: VerifyBatch,
+        *,
+        last_correct: torch.Tensor,
+        track_slots: torch.Tensor | None,
+        steps_to_track: torch.Tensor | None,
+    ) -> None:
+        """Record a verify's accepted paths.
+
+        ``last_correct`` [batch]: last accepted node, < 0 for none. Where ``steps_to_track`` [batch] holds a node
+        (>= 0), the state at that node, recurrent and convolution, is written into ``track_slots`` [batch], which the
+        radix cache will own.
+        """
+
+    # -------------------------------------------------------------------------------------------------------- a slot
+
+    @abstractmethod
+    def settle(self, slots: torch.Tensor) -> None:
+        """Bring the states of ``slots`` [n] (any integer dtype, entries <= 0 skipped) up to date in place."""
+
+    @abstractmethod
+    def discard(self, slots: torch.Tensor) -> None:
+        """Forget what is known about ``slots``, whose states somebody has written or is about to write."""
+
+    # -------------------------------------------------------------------------------------------------------- memory
+
+    @property
+    @abstractmethod
+    def bookkeeping(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that say where a request's newest tokens are."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes held for speculation, bookkeeping included."""
+
+    def _shared_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.bookkeeping, self._parents, self._ancestors))
