@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from sglang_mamba_mtp.cpu import conv1d_ops, gdn_ops, speculative_ops
+from sglang_mamba_mtp.cpu import conv1d_ops, gdn_ops, qwen3_5_ops, speculative_ops
 
 SHIM_FOLDER = str(Path(__file__).parent / "shim")
 
@@ -28,6 +28,10 @@ TORCH_OPS: dict[str, Callable[..., Any]] = {
     "fused_sigmoid_gating_delta_rule_update_cpu": gdn_ops.fused_sigmoid_gating_delta_rule_update_cpu,
     "fused_gdn_gating_cpu": gdn_ops.fused_gdn_gating_cpu,
     "fused_rmsnorm_gated_cpu": gdn_ops.fused_rmsnorm_gated_cpu,
+    "fused_sigmoid_mul_cpu": qwen3_5_ops.fused_sigmoid_mul_cpu,
+    "fused_qk_gemma_rmsnorm_cpu": qwen3_5_ops.fused_qk_gemma_rmsnorm_cpu,
+    "fused_qk_gemma_rmsnorm_with_gate_cpu": qwen3_5_ops.fused_qk_gemma_rmsnorm_with_gate_cpu,
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu": qwen3_5_ops.fused_qkvzba_split_reshape_cat_contiguous_cpu,
 }
 """Read as `torch.ops.sgl_kernel.<name>`."""
 

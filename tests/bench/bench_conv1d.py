@@ -14,7 +14,9 @@ import sys
 from typing import Any
 
 import torch
+from cases import tree_links, tree_parents
 from graph_timing import environment, import_kernels, time_launches, write_record
+from stock import StockConv
 
 import_kernels()
 
@@ -46,6 +48,8 @@ class Problem:
         self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
         self.last = torch.full((batch,), nodes // 2, dtype=torch.int32, device="cuda")
         self.links = self.make_links()
+        self.indices = torch.arange(batch, dtype=torch.int32, device="cuda")
+        self.stock_parents = None if self.links[0] is None else torch.empty_like(self.links[0])
         self.parents = torch.empty(batch, nodes, dtype=torch.int32, device="cuda")
         self.ancestors = torch.empty(batch, nodes, dtype=torch.int64, device="cuda")
         self.build_tree()
@@ -54,12 +58,8 @@ class Problem:
         """None for a chain; else a comb: every other node has a sibling leaf."""
         if self.kind == "chain":
             return [None, None]
-        parents = [-1] + [max(0, (node - 1) // 2 * 2 - 1) for node in range(1, self.nodes)]
-        links = torch.full((2, self.batch, self.nodes), -1, dtype=torch.int64)
-        for node in range(self.nodes - 1, 0, -1):
-            links[1, :, node] = links[0, :, parents[node]]
-            links[0, :, parents[node]] = node
-        return list(links.cuda())
+        links = torch.tensor(tree_links(tree_parents("comb", self.nodes)), dtype=torch.int64)
+        return list(links[:, None].expand(2, self.batch, self.nodes).contiguous().cuda())
 
     def build_tree(self) -> None:
         build_tree(
@@ -96,36 +96,27 @@ class Problem:
         )
 
 
-class Stock:
-    """SGLang's conv verify and conv scatter on a problem's tensors."""
+class Stock(StockConv):
+    """SGLang's kernels on a problem's tensors."""
 
-    def __init__(self) -> None:
-        from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
-        from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
-
-        self.update, self.scatter = causal_conv1d_update, fused_conv_window_scatter_with_mask
-
-    def windows(self, problem: Problem) -> torch.Tensor:
+    def dense_windows(self, problem: Problem) -> torch.Tensor:
         """One dense window a node: [LAYERS, batch, N, dim, K-1]."""
-        size = (LAYERS, problem.batch, problem.nodes, problem.dim, problem.width - 1)
-        return torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+        return self.windows(LAYERS, problem.batch, problem.nodes, problem.conv_states, chain=False)
 
-    def verify(self, problem: Problem, which: int, conv_states: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-        x = problem.x[which].unflatten(0, (problem.batch, problem.nodes)).transpose(1, 2)
-        y = self.update(
-            x,
-            conv_states,
-            problem.weight,
-            problem.bias,
-            "silu",
-            conv_state_indices=problem.slots[which],
-            intermediate_conv_window=windows,
-            intermediate_state_indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),
-            retrieve_next_token=problem.links[0],
-            retrieve_next_sibling=problem.links[1],
-            retrieve_parent_token=None if problem.links[0] is None else torch.empty_like(problem.links[0]),
+    def verify_problem(
+        self, problem: Problem, which: int, conv_states: torch.Tensor, windows: torch.Tensor
+    ) -> torch.Tensor:
+        return self.verify(
+            problem.x[which],
+            conv_states=conv_states,
+            weight=problem.weight,
+            bias=problem.bias,
+            slots=problem.slots[which],
+            windows=windows,
+            indices=problem.indices,
+            links=(problem.links[0], problem.links[1]),
+            parents=problem.stock_parents,
         )
-        return y.transpose(1, 2).reshape(problem.batch * problem.nodes, problem.dim)
 
 
 def check(problem: Problem, stock: Stock | None) -> dict[str, float]:
@@ -134,7 +125,7 @@ def check(problem: Problem, stock: Stock | None) -> dict[str, float]:
     y = problem.verify(0)
     result = {"ours": float((y.double() - expected).norm() / expected.norm())}
     if stock is not None:
-        theirs = stock.verify(problem, 0, problem.conv_states[0].clone(), stock.windows(problem)[0])
+        theirs = stock.verify_problem(problem, 0, problem.conv_states[0].clone(), stock.dense_windows(problem)[0])
         result["stock"] = float((theirs.double() - expected).norm() / expected.norm())
         result["differing outputs"] = int((theirs != y).sum())
     ours, reference = problem.conv_states.clone(), problem.conv_states.clone()
@@ -172,9 +163,12 @@ def main() -> None:
                 entry["commit"] = time_launches([lambda s=s, p=problem: p.commit(s, p.conv_states) for s in which])
                 entry["build_tree"] = time_launches([problem.build_tree] * 8)
                 if stock is not None:
-                    windows = stock.windows(problem)
+                    windows = stock.dense_windows(problem)
                     entry["stock verify"] = time_launches(
-                        [lambda s=s, p=problem, w=windows: stock.verify(p, s, p.conv_states[0], w[0]) for s in which]
+                        [
+                            lambda s=s, p=problem, w=windows: stock.verify_problem(p, s, p.conv_states[0], w[0])
+                            for s in which
+                        ]
                     )
                     entry["stock scatter"] = time_launches(
                         [

@@ -16,11 +16,13 @@ import contextlib
 import multiprocessing
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from cases import DTYPES, GdnShape, ancestor_masks, rms_ratio, sets_for, tree_parents, window_cycle
 from graph_timing import environment, import_kernels, time_launches, write_record
+from stock import StockGdn
 
 import_kernels()
 
@@ -28,45 +30,13 @@ from mamba_mtp_kernels.gdn.fold import gdn_fold  # noqa: E402
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference  # noqa: E402
 from mamba_mtp_kernels.gdn.verify import VerifyConfig, default_config, gdn_verify  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROTATED_BYTES = 200e6
-WINDOWS = ("window_k", "window_v", "window_g", "window_beta")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Heads of one layer (Qwen3-Next's) and the dtype of its state."""
-
-    H: int = 16
-    HV: int = 32
-    K: int = 128
-    V: int = 128
-    state: str = "fp32"
-
-    @property
-    def state_bytes(self) -> int:
-        return self.HV * self.V * self.K * DTYPES[self.state].itemsize
-
-
-def window_cycle(accept: int, threshold: int) -> list[int]:
-    """Pending counts that the verifies of one window cycle meet; the last one folds."""
-    counts = [accept]
-    while counts[-1] <= threshold:
-        counts.append(counts[-1] + accept)
-    return counts
-
-
-def tree_parents(kind: str, nodes: int) -> list[int]:
-    """A chain, or a tree as EAGLE with topk 2 draws it: two branches that fork again at every second level."""
-    if kind == "chain":
-        return list(range(-1, nodes - 1))
-    return ([-1, 0, 0] + [node - 2 if node % 4 in (1, 2) else node - 3 for node in range(3, nodes)])[:nodes]
-
 
 class Problem:
     """`sets` independent batches over one pool, random inputs, windows full of plausible tokens."""
 
-    def __init__(self, shape: Shape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0) -> None:
+    def __init__(
+        self, shape: GdnShape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0
+    ) -> None:
         self.shape, self.batch, self.nodes, self.window, self.sets = shape, batch, nodes, window, sets
         generator = torch.Generator("cuda").manual_seed(seed)
 
@@ -92,9 +62,8 @@ class Problem:
         self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
         self.order = torch.rand(rows, capacity, generator=generator, device="cuda").argsort(1).int()
         parents = tree_parents(kind, nodes)
-        masks = [0] * nodes
-        for node in range(1, nodes):
-            masks[node] = masks[parents[node]] | 1 << parents[node]
+        masks = ancestor_masks(parents)
+        self.indices = torch.arange(batch, dtype=torch.int32, device="cuda")
         self.parents = torch.tensor(parents, dtype=torch.int64, device="cuda").expand(batch, nodes).contiguous()
         self.ancestors = torch.tensor(masks, dtype=torch.int64, device="cuda").expand(batch, nodes).contiguous()
 
@@ -138,65 +107,45 @@ class Problem:
         return op(*inputs, **{**arguments, **extra})
 
 
-class Stock:
-    """SGLang's decode, verify and scatter on a problem's tensors."""
+class Stock(StockGdn):
+    """SGLang's kernels on a problem's tensors."""
 
-    def __init__(self) -> None:
-        from sglang.kernels.ops.attention.fla import fused_recurrent, fused_sigmoid_gating_recurrent
-        from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_mamba_state_scatter_with_mask
-
-        self.packed_decode = fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode
-        self.update = fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update
-        self.scatter = fused_mamba_state_scatter_with_mask
-
-    def decode(self, problem: Problem, which: int, out: torch.Tensor) -> None:
+    def decode_problem(self, problem: Problem, which: int, out: torch.Tensor) -> None:
         """One token a row; out [B, 1, HV, V]."""
         *_, a, b = problem.inputs(which)
         batch = problem.batch
-        self.packed_decode(
-            mixed_qkv=problem.packed[which, :batch],
-            a=a[:batch],
-            b=b[:batch],
+        self.decode(
+            problem.packed[which, :batch],
+            a[:batch],
+            b[:batch],
             A_log=problem.A_log,
             dt_bias=problem.dt_bias,
             scale=problem.scale,
-            initial_state=problem.pools["checkpoint"],
+            states=problem.pools["checkpoint"],
+            slots=problem.slots[which],
             out=out,
-            ssm_state_indices=problem.slots[which],
-            use_qk_l2norm_in_kernel=True,
         )
 
-    def verify(
+    def verify_problem(
         self, problem: Problem, which: int, buffer: torch.Tensor, starts: torch.Tensor, tree: bool
     ) -> torch.Tensor:
         """buffer [B, N, HV, V, K]; starts [B + 1] first token of each row. Returns [B*N, HV, V]."""
         q, k, v, a, b = problem.inputs(which)
-        out = self.update(
+        return self.verify(
+            q[None],
+            k[None],
+            v[None],
+            a,
+            b,
             A_log=problem.A_log,
             dt_bias=problem.dt_bias,
-            q=q[None],
-            k=k[None],
-            v=v[None],
-            a=a,
-            b=b,
-            initial_state_source=problem.pools["checkpoint"],
-            initial_state_indices=problem.slots[which],
-            cu_seqlens=starts,
-            use_qk_l2norm_in_kernel=True,
-            softplus_beta=1.0,
-            softplus_threshold=20.0,
-            disable_state_update=True,
-            intermediate_states_buffer=buffer,
-            intermediate_state_indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),
-            cache_steps=problem.nodes,
-            retrieve_parent_token=problem.parents if tree else None,
+            states=problem.pools["checkpoint"],
+            slots=problem.slots[which],
+            buffer=buffer,
+            starts=starts,
+            indices=problem.indices,
+            parents=problem.parents if tree else None,
         )
-        return out.view(-1, problem.shape.HV, problem.shape.V)
-
-
-def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    error = (actual.double() - expected).norm() / expected.norm()
-    return float(error) if bool(torch.isfinite(actual).all()) else float("inf")
 
 
 def starts_of(problem: Problem) -> torch.Tensor:
@@ -204,7 +153,7 @@ def starts_of(problem: Problem) -> torch.Tensor:
 
 
 def check_errors(
-    shape: Shape, nodes: int, kind: str, window: int, stock: Stock | None, config: VerifyConfig | None
+    shape: GdnShape, nodes: int, kind: str, window: int, stock: Stock | None, config: VerifyConfig | None
 ) -> dict[str, float]:
     """Errors against float64 on a batch with empty, partly filled and folding windows; exits on red.
 
@@ -222,7 +171,9 @@ def check_errors(
             result["rounding"] = rms_ratio(expected.bfloat16(), expected)
             if stock is not None:
                 buffer = torch.zeros(problem.batch, nodes, *problem.pools["checkpoint"].shape[1:], device="cuda")
-                out = stock.verify(problem, 0, buffer.to(DTYPES[shape.state]), starts_of(problem), kind != "chain")
+                out = stock.verify_problem(
+                    problem, 0, buffer.to(DTYPES[shape.state]), starts_of(problem), kind != "chain"
+                )
                 result["stock"] = rms_ratio(out, expected)
         result[label] = rms_ratio(problem.verify(0, pending, config=config), expected)
         result[f"{label} state"] = rms_ratio(problem.pools["checkpoint"], exact["checkpoint"].double())
@@ -234,10 +185,6 @@ def check_errors(
     if bad:
         sys.exit(f"RED {shape} N={nodes} {kind} W={window} {config}: {bad}, limit {limit:.1e}, all {result}")
     return result
-
-
-def sets_for(shape: Shape, batch: int) -> int:
-    return max(2, -(-int(ROTATED_BYTES) // (batch * shape.state_bytes)))
 
 
 def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -> dict[str, dict[str, float]]:
@@ -264,8 +211,8 @@ def time_stock(stock: Stock, problem: Problem, tree: bool, budget_ms: float) -> 
     starts = starts_of(problem)
     which = range(problem.sets)
     launches = {
-        "decode": [lambda s=s: stock.decode(problem, s, out) for s in which],
-        "verify": [lambda s=s: stock.verify(problem, s, buffers[s % copies, 0], starts, tree) for s in which],
+        "decode": [lambda s=s: stock.decode_problem(problem, s, out) for s in which],
+        "verify": [lambda s=s: stock.verify_problem(problem, s, buffers[s % copies, 0], starts, tree) for s in which],
         "scatter": [
             lambda s=s: stock.scatter(pool[None], buffers[s % copies], problem.slots[s], accepted) for s in which
         ],
@@ -320,7 +267,7 @@ def candidates() -> list[VerifyConfig]:
     return [replace(base, **change) for change in changes]
 
 
-def compile_slice(arguments: tuple[Shape, list[tuple[int, str]], int, list[VerifyConfig]]) -> None:
+def compile_slice(arguments: tuple[GdnShape, list[tuple[int, str]], int, list[VerifyConfig]]) -> None:
     """Worker: fill Triton's disk cache for some configurations."""
     shape, cases, window, configs = arguments
     for nodes, kind in cases:
@@ -336,7 +283,12 @@ def difference(config: VerifyConfig) -> str:
 
 
 def sweep(
-    shapes: list[Shape], cases: list[tuple[int, str]], batches: list[int], window: int, budget_ms: float, workers: int
+    shapes: list[GdnShape],
+    cases: list[tuple[int, str]],
+    batches: list[int],
+    window: int,
+    budget_ms: float,
+    workers: int,
 ) -> list[dict[str, Any]]:
     """Amortised time of every candidate; errors are checked for each."""
     configs = candidates()
@@ -350,7 +302,7 @@ def sweep(
                 try:
                     entry["errors"] = check_errors(shape, nodes, kind, window, None, config)
                     for batch in batches:
-                        problem = Problem(shape, batch, nodes, kind, window, sets_for(shape, batch))
+                        problem = Problem(shape, batch, nodes, kind, window, sets_for(batch * shape.state_bytes))
                         entry[batch] = time_ours(problem, config, budget_ms)
                         del problem
                 except (Exception, SystemExit) as error:
@@ -379,7 +331,7 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     cases = [(int(nodes), kind) for nodes, kind in (case.split(":") for case in options.cases)]
-    shapes = [Shape(*options.heads, state=state) for state in options.states]
+    shapes = [GdnShape(*options.heads, state=state) for state in options.states]
     record: dict[str, Any] = {"environment": environment(), "options": vars(options), "results": []}
     if options.sweep:
         record["results"] = sweep(
@@ -403,7 +355,7 @@ def main() -> None:
             for window in options.windows:
                 errors = check_errors(shape, nodes, kind, window, stock, config)
                 for batch in options.batches:
-                    problem = Problem(shape, batch, nodes, kind, window, sets_for(shape, batch))
+                    problem = Problem(shape, batch, nodes, kind, window, sets_for(batch * shape.state_bytes))
                     entry: dict[str, Any] = {"state": shape.state, "nodes": nodes, "kind": kind, "window": window}
                     entry |= {"batch": batch, "errors": errors, "ours": time_ours(problem, config, options.budget_ms)}
                     if nodes == cases[0][0] and window > 0:

@@ -14,12 +14,13 @@ import argparse
 import contextlib
 import multiprocessing
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from cases import DTYPES, Mamba2Shape, ancestor_masks, rms_ratio, sets_for, tree_parents, window_cycle
 from graph_timing import environment, import_kernels, time_launches, write_record
+from stock import StockMamba2
 
 import_kernels()
 
@@ -28,55 +29,13 @@ from mamba_mtp_kernels.mamba2.fold import mamba2_fold  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference  # noqa: E402
 from mamba_mtp_kernels.mamba2.verify import Tiling, mamba2_verify  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ROTATED_BYTES = 200e6
 ERROR_FACTOR, ERROR_CAP = 2.0, 1e-6
-
-
-@dataclass
-class Shape:
-    nheads: int = 128
-    headdim: int = 80
-    dstate: int = 128
-    ngroups: int = 8
-    state: str = "fp32"
-
-    @property
-    def state_bytes(self) -> int:
-        return self.nheads * self.headdim * self.dstate * DTYPES[self.state].itemsize
-
-
-def window_cycle(accept: int, threshold: int) -> list[int]:
-    """Pending counts the verifies of one window cycle meet, in the steady state."""
-    counts, pending = [], accept
-    while True:
-        counts.append(pending)
-        if pending > threshold:
-            return counts
-        pending += accept
-
-
-def tree_parents(kind: str, batch: int, nodes: int, device: str) -> torch.Tensor:
-    """Chains, or trees as EAGLE with topk 2 draws them: two branches that fork again at every second level."""
-    if kind == "chain":
-        tree = list(range(-1, nodes - 1))
-    else:
-        tree = [-1, 0, 0] + [node - 2 if node % 4 in (1, 2) else node - 3 for node in range(3, nodes)]
-    return torch.tensor(tree[:nodes], dtype=torch.int32, device=device).expand(batch, nodes).contiguous()
-
-
-def ancestors_of(parents: torch.Tensor) -> torch.Tensor:
-    masks = torch.zeros(parents.shape, dtype=torch.int64, device=parents.device)
-    for node in range(1, parents.shape[1]):
-        above = parents[:, node].long()
-        masks[:, node] = masks.gather(1, above[:, None])[:, 0] | (torch.ones_like(above) << above)
-    return masks
 
 
 class Problem:
     """`sets` independent batches over one pool, with the bookkeeping of every phase of the window cycle."""
 
-    def __init__(self, shape: Shape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0):
+    def __init__(self, shape: Mamba2Shape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0):
         self.shape, self.batch, self.nodes, self.window, self.sets = shape, batch, nodes, window, sets
         generator = torch.Generator("cuda").manual_seed(seed)
 
@@ -103,8 +62,9 @@ class Problem:
         self.window_x = randn(rows, capacity, heads, shape.headdim).bfloat16()
         self.window_B = randn(rows, capacity, shape.ngroups, shape.dstate).bfloat16()
         self.window_dt = torch.rand(rows, capacity, heads, generator=generator, device="cuda") * 0.5
-        self.parents = tree_parents(kind, batch, nodes, "cuda")
-        self.ancestors = ancestors_of(self.parents)
+        parents = tree_parents(kind, nodes)
+        self.parents = torch.tensor(parents, dtype=torch.int32, device="cuda").expand(batch, nodes).contiguous()
+        self.ancestors = torch.tensor(ancestor_masks(parents), device="cuda").expand(batch, nodes).contiguous()
 
     def inputs(self, which: int) -> tuple[torch.Tensor, ...]:
         shape = self.shape
@@ -146,53 +106,34 @@ class Problem:
         return op(*self.inputs(which), **{**arguments, **extra})
 
 
-def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    error = (actual.double() - expected).norm() / expected.norm()
-    return float(error) if bool(torch.isfinite(actual).all()) else float("inf")
-
-
-class Stock:
-    """SGLang's decode, verify and scatter on a problem's tensors."""
-
-    def __init__(self) -> None:
-        from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_mamba_state_scatter_with_mask
-        from sglang.kernels.ops.mamba.triton_ops.mamba_ssm import selective_state_update
-
-        self.update, self.scatter = selective_state_update, fused_mamba_state_scatter_with_mask
+class Stock(StockMamba2):
+    """SGLang's kernels on a problem's tensors."""
 
     def arguments(self, problem: Problem, which: int, nodes: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
-        shape, batch = problem.shape, problem.batch
-        x, dt, B, C = (t[: batch * nodes].unflatten(0, (batch, nodes)) for t in problem.inputs(which))
-        wide = (-1, shape.headdim)
-        A = problem.A[:, None, None].expand(-1, shape.headdim, shape.dstate)
-        inputs = [x, dt[..., None].expand(*dt.shape, shape.headdim), A, B, C, problem.D[:, None].expand(*wide)]
-        return inputs, {
-            "z": None,
-            "dt_bias": problem.dt_bias[:, None].expand(*wide),
-            "dt_softplus": True,
-            "state_batch_indices": problem.slots[which],
-        }
+        batch = problem.batch
+        inputs = [t[: batch * nodes].unflatten(0, (batch, nodes)) for t in problem.inputs(which)]
+        shared = {"A": problem.A, "D": problem.D, "dt_bias": problem.dt_bias}
+        return inputs, {**shared, "states": problem.checkpoint, "slots": problem.slots[which]}
 
-    def decode(self, problem: Problem, which: int, out: torch.Tensor) -> None:
-        inputs, options = self.arguments(problem, which, 1)
-        self.update(problem.checkpoint, *inputs, **options, out=out)
+    def decode_problem(self, problem: Problem, which: int, out: torch.Tensor) -> None:
+        inputs, arguments = self.arguments(problem, which, 1)
+        self.decode(*inputs, **arguments, out=out)
 
-    def verify(self, problem: Problem, which: int, out: torch.Tensor, buffer: torch.Tensor, tree: bool) -> None:
-        inputs, options = self.arguments(problem, which, problem.nodes)
-        self.update(
-            problem.checkpoint,
+    def verify_problem(self, problem: Problem, which: int, out: torch.Tensor, buffer: torch.Tensor, tree: bool) -> None:
+        inputs, arguments = self.arguments(problem, which, problem.nodes)
+        self.verify(
             *inputs,
-            **options,
+            **arguments,
             out=out,
-            disable_state_update=True,
-            intermediate_states_buffer=buffer,
-            cache_steps=problem.nodes,
-            retrieve_parent_token=problem.parents if tree else None,
-            intermediate_state_indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),
+            buffer=buffer,
+            indices=torch.arange(problem.batch, dtype=torch.int32, device="cuda"),  # in every layer, as SGLang's mixer
+            parents=problem.parents if tree else None,
         )
 
 
-def check_errors(shape: Shape, nodes: int, kind: str, window: int, stock: Stock | None, tiling: Tiling | None) -> dict:
+def check_errors(
+    shape: Mamba2Shape, nodes: int, kind: str, window: int, stock: Stock | None, tiling: Tiling | None
+) -> dict:
     """Errors against float64 on a batch with empty, partly filled and folding windows."""
     problem = Problem(shape, 4, nodes, kind, window, sets=1, seed=7)
     size = (problem.batch * nodes, shape.nheads, shape.headdim)
@@ -212,7 +153,7 @@ def check_errors(shape: Shape, nodes: int, kind: str, window: int, stock: Stock 
             buffer = torch.zeros(problem.batch, nodes, *problem.checkpoint.shape[1:], device="cuda").to(
                 problem.checkpoint.dtype
             )
-            stock.verify(problem, 0, out.view(problem.batch, nodes, *size[1:]), buffer, kind != "chain")
+            stock.verify_problem(problem, 0, out.view(problem.batch, nodes, *size[1:]), buffer, kind != "chain")
             result["stock"] = rms_ratio(out, expected)
         out = torch.full(size, float("nan"), device="cuda")
         problem.verify(0, pending, out=out, tiling=tiling)
@@ -224,10 +165,6 @@ def check_errors(shape: Shape, nodes: int, kind: str, window: int, stock: Stock 
         if bad:
             sys.exit(f"RED {shape} N={nodes} {kind} {tiling}: errors {result}, limit {limit:.1e}")
     return result
-
-
-def sets_for(shape: Shape, batch: int) -> int:
-    return max(2, -(-int(ROTATED_BYTES) // (batch * shape.state_bytes)))
 
 
 def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0) -> dict[str, dict[str, float]]:
@@ -266,9 +203,9 @@ def time_stock(stock: Stock, problem: Problem, tree: bool) -> dict[str, dict[str
     which = range(problem.sets)
     pool = problem.checkpoint[None]
     return {
-        "decode": time_launches([lambda s=s: stock.decode(problem, s, out[:, :1]) for s in which]),
+        "decode": time_launches([lambda s=s: stock.decode_problem(problem, s, out[:, :1]) for s in which]),
         "verify": time_launches(
-            [lambda s=s: stock.verify(problem, s, out, buffers[s % copies, 0], tree) for s in which]
+            [lambda s=s: stock.verify_problem(problem, s, out, buffers[s % copies, 0], tree) for s in which]
         ),
         "scatter": time_launches(
             [lambda s=s: stock.scatter(pool, buffers[s % copies], problem.slots[s], accepted) for s in which]
@@ -298,7 +235,7 @@ def time_settle(problem: Problem) -> dict[str, float]:
     )
 
 
-def candidates(shape: Shape) -> list[Tiling]:
+def candidates(shape: Mamba2Shape) -> list[Tiling]:
     """Launch shapes near the best of a wider sweep (blocks of 64 rows and more warps were 1.3 to 4 times slower)."""
     found = []
     for block_p, registers in ((16, (0, 168, 144, 128)), (32, (0, 168))):
@@ -317,11 +254,11 @@ def compile_slice(arguments: tuple) -> None:
                 problem.verify(0, problem.pending([0]), tiling=tiling, schedule=schedule)
 
 
-def sweep(shape: Shape, batch: int, nodes: int, window: int, workers: int = 12) -> list[dict[str, Any]]:
+def sweep(shape: Mamba2Shape, batch: int, nodes: int, window: int, workers: int = 12) -> list[dict[str, Any]]:
     tilings = candidates(shape)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         pool.map(compile_slice, [(shape, batch, nodes, window, tilings[k::workers]) for k in range(workers)])
-    problem = Problem(shape, batch, nodes, "chain", window, sets_for(shape, batch))
+    problem = Problem(shape, batch, nodes, "chain", window, sets_for(batch * shape.state_bytes))
     found = []
     for tiling in tilings:
         try:
@@ -346,7 +283,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
-    shape = Shape(*options.heads, state=options.state)
+    shape = Mamba2Shape(*options.heads, state=options.state)
     tiling = Tiling(*options.tiling) if options.tiling else None
     try:
         stock: Stock | None = Stock()
@@ -366,7 +303,7 @@ def main() -> None:
         for kind in options.kinds:
             errors = check_errors(shape, nodes, kind, options.window, stock, tiling)
             for batch in options.batches:
-                problem = Problem(shape, batch, nodes, kind, options.window, sets_for(shape, batch))
+                problem = Problem(shape, batch, nodes, kind, options.window, sets_for(batch * shape.state_bytes))
                 entry = {"batch": batch, "nodes": nodes, "kind": kind, "errors": errors}
                 entry["ours"] = time_ours(problem, tiling)
                 if kind == "chain" and nodes == options.nodes[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
@@ -16,13 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def import_kernels() -> None:
-    """Make `mamba_mtp_kernels` importable from this checkout where the package is not installed."""
+    """Make `mamba_mtp_kernels` and `sglang_mamba_mtp` importable from this checkout where they are not installed."""
     try:
         import mamba_mtp_kernels.common  # noqa: F401
     except ImportError:
         package = types.ModuleType("mamba_mtp_kernels")
         package.__path__ = [str(ROOT / "kernels")]
         sys.modules["mamba_mtp_kernels"] = package
+    if importlib.util.find_spec("sglang_mamba_mtp") is None:
+        sys.path.append(str(ROOT))
 
 
 def time_launches(launches: Sequence[Callable[[], Any]], *, budget_ms: float = 250.0) -> dict[str, float]:

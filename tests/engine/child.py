@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import sabotage
+from . import cuda_ops, sabotage
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -45,12 +45,18 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
+    if spec.device != "cpu":
+        os.environ.update(cuda_ops.environment(spec.dtype))
     os.environ.update(spec.env)
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    if spec.device != "cpu":
+        cuda_ops.install()
     sabotage.apply(spec.sabotage)
     scheduler = build_scheduler(spec)
+    if scheduler.enable_overlap != spec.overlap:
+        raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
     if spec.retract_every is not None:
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
@@ -64,12 +70,16 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         spec=spec,
         outcomes=feeder.outcomes,
         records=recorder.records,
+        gaps=recorder.gaps,
         insertions=recorder.insertions,
         steps=feeder.step,
         forwards=scheduler.forward_ct,
         pool=f"{type(pool).__module__}.{type(pool).__qualname__}",
         draft_state_bytes=draft_state_bytes(pool),
+        pool_bytes=allocated_bytes(tensors_behind(pool)),
+        slot_bytes=allocated_bytes([pool.mamba_cache.temporal, *pool.mamba_cache.conv]),
         hooks=hooks,
+        graphs=recorder.graphs,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
     )
@@ -112,6 +122,33 @@ def draft_state_bytes(pool: Any) -> int:
     tensors = [ssm] if ssm is not None else []
     tensors += windows if isinstance(windows, list) else [windows] if windows is not None else []
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def tensors_behind(pool: Any) -> list[Any]:
+    """Every tensor a pool holds, in its own attributes and those of the records and plugin objects it holds."""
+    import torch
+
+    found, seen, todo = [], set(), [pool]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+        elif isinstance(thing, dict):
+            todo += thing.values()
+        elif isinstance(thing, (list, tuple)):
+            todo += thing
+        elif type(thing).__module__.startswith(("sglang_mamba_mtp.", "sglang.srt.mem_cache.")):
+            todo += vars(thing).values()
+    return found
+
+
+def allocated_bytes(tensors: Sequence[Any]) -> int:
+    """Bytes of the distinct storages behind the tensors, as allocated."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:

@@ -4,7 +4,8 @@
     check_equal(result, [scenario, ...])       # tokens and pool states against a plain engine without any cache
 
 Two Schedulers cannot share a process, so each run has its own. On a CPU it is forked from a process that has imported
-SGLang and nothing more; with ``device="cuda"`` it is spawned, because importing SGLang may touch the driver.
+SGLang and nothing more; with ``device="cuda"`` it is spawned, because importing sgl_kernel asks the device what it is,
+and a process that has initialised CUDA cannot fork into one that uses it (`run_all` runs several instead).
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from . import cuda_ops
 from .child import child_main
 from .scenario import Request, Scenario
 from .spec import EngineSpec, Result
@@ -54,10 +57,9 @@ LOG_TAIL = 40
 
 
 def prepare_environment(device: str) -> None:
-    """Set ENVIRONMENT for CPU engines; call before importing torch or SGLang. Values already set are kept."""
-    if device == "cpu":
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+    """Set what engines on ``device`` need; call before importing torch or SGLang. Values already set are kept."""
+    for name, value in (ENVIRONMENT if device == "cpu" else cuda_ops.PROCESS_ENVIRONMENT).items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
 
 
@@ -110,6 +112,21 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     return payload
 
 
+def run_all(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int) -> list[Result | EngineError]:
+    """Run several engines on a GPU at the same time: most of an engine's life is imports and compilation."""
+
+    def one(job: tuple[EngineSpec, Sequence[Scenario]]) -> Result | EngineError:
+        try:
+            return run(*job)
+        except EngineError as error:
+            return error
+
+    if any(spec.device == "cpu" for spec, _ in jobs):
+        raise ValueError("engines on a CPU are forked, which a process with threads must not do")
+    with ThreadPoolExecutor(at_once) as threads:
+        return list(threads.map(one, jobs))
+
+
 def _report(spec: EngineSpec, what: str, log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else ["(no log)"]
     return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
@@ -153,31 +170,47 @@ def baseline(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         if key not in _baselines:
             fresh.append(scenario)
     if fresh:
-        result = run(plain, fresh)
-        for scenario in fresh:
-            part = {key: x for key, x in result.outcomes.items() if key.split("/")[0] == scenario.name}
-            _baselines[spec.model, plain.key(), repr(scenario)] = dataclasses.replace(result, outcomes=part, records=[])
-        _learn(plain, result)
+        remember(run(plain, fresh), fresh)
     parts = [_baselines[spec.model, plain.key(), repr(scenario)] for scenario in scenarios]
     merged = {key: outcome for part in parts for key, outcome in part.outcomes.items()}
     return dataclasses.replace(parts[0], outcomes=merged)
 
 
-def _learn(plain: EngineSpec, result: Result) -> None:
-    states = _reference.setdefault((plain.model, plain.key()), {})
+def remember(result: Result, scenarios: Sequence[Scenario]) -> None:
+    """Keep a plain engine's run of these scenarios for `baseline`, and the states it showed for `reference_states`."""
+    plain = result.spec
+    for scenario in scenarios:
+        part = {key: x for key, x in result.outcomes.items() if key.split("/")[0] == scenario.name}
+        _baselines[plain.model, plain.key(), repr(scenario)] = dataclasses.replace(result, outcomes=part, records=[])
+    states = _known_states(plain)
     for record in result.records:
         states.setdefault(record.prefix, record.state)
 
 
+def _known_states(plain: EngineSpec) -> dict[Prefix, State]:
+    return _reference.setdefault((plain.model, plain.key()), {})
+
+
+def unknown(spec: EngineSpec, prefixes: Iterable[Prefix]) -> set[Prefix]:
+    """Those of the prefixes that no plain engine has shown a state for yet."""
+    known = _known_states(plain_spec(spec))
+    return {prefix for prefix in prefixes if prefix not in known}
+
+
+def prefills(prefixes: Iterable[Prefix]) -> Scenario:
+    """Requests that show the state after each prefix, prefilled in one go."""
+    ordered = sorted(set(prefixes), key=lambda prefix: (len(prefix), prefix))
+    return Scenario(
+        "oracle", tuple(Request(f"p{i}", tuple(as_tokens(p)), max_new_tokens=1) for i, p in enumerate(ordered))
+    )
+
+
 def reference_states(spec: EngineSpec, prefixes: Sequence[Prefix]) -> dict[Prefix, State]:
     """The plain engine's states for these prefixes; what no baseline run has shown yet is prefilled on one more run."""
-    plain = plain_spec(spec)
-    known = _reference.setdefault((plain.model, plain.key()), {})
-    missing = sorted({prefix for prefix in prefixes if prefix not in known}, key=len)
+    missing = unknown(spec, prefixes)
     if missing:
-        requests = tuple(Request(f"p{i}", tuple(as_tokens(p)), max_new_tokens=1) for i, p in enumerate(missing))
-        _learn(plain, run(plain, [Scenario("oracle", requests)]))
-    return known
+        remember(run(plain_spec(spec), [prefills(missing)]), [])
+    return _known_states(plain_spec(spec))
 
 
 # -- the comparison ------------------------------------------------------------------------------------------------

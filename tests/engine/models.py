@@ -2,78 +2,16 @@
 
 `write_qwen3_next(folder, seed)` and `write_nemotron_h(folder, seed)` write `config.json` and `model.safetensors` in the
 checkpoint format of the released models, so SGLang and transformers both load them. float32, no tokenizer (serve with
-`skip_tokenizer_init`, prompts as token ids below `VOCAB`).
-
-The weights are scaled so that a test bites. A random model alone would either repeat one token or never agree with
-its MTP layer, so the output head favours `next = PERM[token]` with strength `markov`: the layers' contributions
-(recurrent state included) override it often enough that greedy text depends on the whole prompt, and the MTP layer,
-which sees the same embedding, agrees often enough that drafts are accepted in runs of varying length.
+`skip_tokenizer_init`, prompts as token ids below `VOCAB`). `more_models.py` has the other models of both families.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
-VOCAB = 128
-HIDDEN = 64
-MARKOV = 0.6
-
-
-class _Weights:
-    """Named float32 tensors from one seeded generator; order of calls is the format."""
-
-    def __init__(self, seed: int):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.tensors: dict[str, torch.Tensor] = {}
-
-    def normal(self, name: str, *shape: int, std: float) -> torch.Tensor:
-        self.tensors[name] = torch.randn(*shape, generator=self.generator) * std
-        return self.tensors[name]
-
-    def linear(self, name: str, out_features: int, in_features: int, gain: float = 1.0) -> None:
-        self.normal(name, out_features, in_features, std=gain * in_features**-0.5)
-
-    def near(self, name: str, value: float, *shape: int, spread: float = 0.1) -> None:
-        self.normal(name, *shape, std=spread)
-        self.tensors[name] += value
-
-    def uniform(self, name: str, low: float, high: float, *shape: int) -> None:
-        self.tensors[name] = torch.rand(*shape, generator=self.generator) * (high - low) + low
-
-    def embedding_and_head(self, embedding: str, head: str, markov: float) -> None:
-        """`head` row PERM[t] leans towards the embedding of t."""
-        embed = self.normal(embedding, VOCAB, HIDDEN, std=1.0)
-        lm_head = torch.randn(VOCAB, HIDDEN, generator=self.generator)
-        permutation = torch.randperm(VOCAB, generator=self.generator)
-        lm_head[permutation] += markov * embed
-        lm_head[VOCAB - 1] = 0  # the end of text token: its logit 0 never is the largest
-        self.tensors[head] = lm_head * HIDDEN**-0.5
-
-    def mix(self, name: str, keep: float, gain: float) -> None:
-        """MTP's input projection `[H, 2H]`: the embedding half nearly the identity, the hidden half random."""
-        noise = torch.randn(HIDDEN, HIDDEN, generator=self.generator) * gain * HIDDEN**-0.5
-        self.tensors[name] = torch.cat([torch.eye(HIDDEN) * keep, noise], dim=1)
-
-    def save(self, folder: Path, config: dict[str, Any]) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        contiguous = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
-        save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
-        generation = {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]}
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-        return folder
-
-
-def _tokens() -> dict[str, Any]:
-    """One special token for all purposes, which the models never predict: no test stops by accident."""
-    return {"bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1, "pad_token_id": VOCAB - 1}
-
+from .weights import HIDDEN, MARKOV, VOCAB, Weights, special_tokens
 
 QWEN3_NEXT: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
@@ -108,11 +46,11 @@ QWEN3_NEXT: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
-    **_tokens(),
+    **special_tokens(),
 }
 
 
-def _qwen_attention(w: _Weights, prefix: str, gain: float) -> None:
+def _qwen_attention(w: Weights, prefix: str, gain: float) -> None:
     heads, kv_heads, dim = (QWEN3_NEXT[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     w.linear(f"{prefix}.q_proj.weight", heads * dim * 2, HIDDEN)
     w.linear(f"{prefix}.k_proj.weight", kv_heads * dim, HIDDEN)
@@ -122,7 +60,7 @@ def _qwen_attention(w: _Weights, prefix: str, gain: float) -> None:
     w.near(f"{prefix}.k_norm.weight", 0.0, dim)
 
 
-def _qwen_moe(w: _Weights, prefix: str, gain: float) -> None:
+def _qwen_moe(w: Weights, prefix: str, gain: float) -> None:
     inner = QWEN3_NEXT["moe_intermediate_size"]
     w.linear(f"{prefix}.gate.weight", QWEN3_NEXT["num_experts"], HIDDEN)
     experts = [f"{prefix}.experts.{i}" for i in range(QWEN3_NEXT["num_experts"])]
@@ -133,7 +71,7 @@ def _qwen_moe(w: _Weights, prefix: str, gain: float) -> None:
     w.linear(f"{prefix}.shared_expert_gate.weight", 1, HIDDEN)
 
 
-def _qwen_gdn(w: _Weights, prefix: str, gain: float) -> None:
+def _qwen_gdn(w: Weights, prefix: str, gain: float) -> None:
     heads, v_heads = QWEN3_NEXT["linear_num_key_heads"], QWEN3_NEXT["linear_num_value_heads"]
     dim, v_dim = QWEN3_NEXT["linear_key_head_dim"], QWEN3_NEXT["linear_value_head_dim"]
     conv_dim = 2 * heads * dim + v_heads * v_dim
@@ -153,10 +91,10 @@ def write_qwen3_next(folder: str | Path, seed: int = 0, markov: float = MARKOV) 
     Returns:
         the folder, for `model_path` and (same folder) the MTP draft.
     """
-    w = _Weights(seed)
+    w = Weights(seed)
     w.embedding_and_head("model.embed_tokens.weight", "lm_head.weight", markov)
 
-    def layer(prefix: str, mixer: Callable[[_Weights, str, float], None], name: str) -> None:
+    def layer(prefix: str, mixer: Callable[[Weights, str, float], None], name: str) -> None:
         w.near(f"{prefix}.input_layernorm.weight", 0.0, HIDDEN)
         mixer(w, f"{prefix}.{name}", 1.0)
         w.near(f"{prefix}.post_attention_layernorm.weight", 0.0, HIDDEN)
@@ -211,11 +149,11 @@ NEMOTRON_H: dict[str, Any] = {
     "mtp_hybrid_override_pattern": "*",
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
-    **_tokens(),
+    **special_tokens(),
 }
 
 
-def _nemotron_attention(w: _Weights, prefix: str, gain: float) -> None:
+def _nemotron_attention(w: Weights, prefix: str, gain: float) -> None:
     heads, kv_heads, dim = (NEMOTRON_H[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     w.linear(f"{prefix}.q_proj.weight", heads * dim, HIDDEN)
     w.linear(f"{prefix}.k_proj.weight", kv_heads * dim, HIDDEN)
@@ -223,7 +161,7 @@ def _nemotron_attention(w: _Weights, prefix: str, gain: float) -> None:
     w.linear(f"{prefix}.o_proj.weight", HIDDEN, heads * dim, gain)
 
 
-def _nemotron_mamba2(w: _Weights, prefix: str, gain: float) -> None:
+def _nemotron_mamba2(w: Weights, prefix: str, gain: float) -> None:
     heads, dim = NEMOTRON_H["mamba_num_heads"], NEMOTRON_H["mamba_head_dim"]
     inner = heads * dim
     conv_dim = inner + 2 * NEMOTRON_H["mamba_n_groups"] * NEMOTRON_H["ssm_state_size"]
@@ -238,7 +176,7 @@ def _nemotron_mamba2(w: _Weights, prefix: str, gain: float) -> None:
     w.linear(f"{prefix}.out_proj.weight", HIDDEN, inner, gain)
 
 
-def _nemotron_mlp(w: _Weights, prefix: str, gain: float) -> None:
+def _nemotron_mlp(w: Weights, prefix: str, gain: float) -> None:
     w.linear(f"{prefix}.up_proj.weight", NEMOTRON_H["intermediate_size"], HIDDEN)
     w.linear(f"{prefix}.down_proj.weight", HIDDEN, NEMOTRON_H["intermediate_size"], gain)
 
@@ -249,7 +187,7 @@ def write_nemotron_h(folder: str | Path, seed: int = 0, markov: float = MARKOV) 
     Returns:
         the folder, for `model_path` and (same folder) the MTP draft.
     """
-    w = _Weights(seed)
+    w = Weights(seed)
     w.embedding_and_head("backbone.embeddings.weight", "lm_head.weight", markov)
     mixers = {"M": _nemotron_mamba2, "*": _nemotron_attention, "-": _nemotron_mlp}
     for i, kind in enumerate(NEMOTRON_H["hybrid_override_pattern"]):

@@ -7,11 +7,12 @@ and the slot allocator's ``free`` (which slots the cache owns, and under which k
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
-from .states import Record, as_prefix, read_state
+from .states import Prefix, Record, as_prefix, read_state
 
 
 def slot_of(req: Any) -> torch.Tensor | None:
@@ -28,8 +29,11 @@ class Recorder:
         self.scheduler = scheduler
         self.pool = scheduler.req_to_token_pool.mamba_pool
         self.records: list[Record] = []
+        self.gaps: dict[Prefix, float] = {}
+        self._plain = scheduler.spec_algorithm.is_none() and not scheduler.enable_overlap
         self.live = live
         self.step = 0
+        self.graphs = 0
         self.insertions = 0
         self._caching = ""
         self._owned: dict[int, bytes] = {}
@@ -52,11 +56,16 @@ class Recorder:
             extend = batch.forward_mode.is_extend()
             result = run_batch(batch, *args, **kwargs)
             self.step += 1
+            self.graphs += bool(getattr(result, "can_run_cuda_graph", False))
+            if self._plain:
+                self._note_gaps(batch, result)
             # Overlapped, a request may have ended and given up its slot after this batch was planned.
             rows = [(row, req, slot_of(req)) for row, req in enumerate(batch.reqs)]
             rows = [entry for entry in rows if entry[2] is not None]
             if self.live and rows:
-                with self.scheduler.forward_stream_ctx:
+                # Without overlap a forward runs on the scheduler's own stream, which is current here.
+                overlap = self.scheduler.enable_overlap
+                with self.scheduler.forward_stream_ctx if overlap else contextlib.nullcontext():
                     states = read_state(self.pool, torch.stack([slot.reshape(()) for *_, slot in rows]), settle=True)
                 # a prefill's tokens are known now; a decode's once its result is read
                 keys = [as_prefix(req.get_fill_ids()) if extend else None for _, req, _ in rows]
@@ -66,6 +75,14 @@ class Recorder:
             return result
 
         return wrapped
+
+    def _note_gaps(self, batch: Any, result: Any) -> None:
+        """By how much the most likely next token of each row leads, under the tokens it follows."""
+        best = result.logits_output.next_token_logits.float().topk(2, dim=-1).values
+        extend = batch.forward_mode.is_extend()
+        for req, gap in zip(batch.reqs, (best[:, 0] - best[:, 1]).tolist(), strict=True):
+            tokens = req.get_fill_ids() if extend else [*req.origin_input_ids, *req.output_ids]
+            self.gaps[as_prefix(tokens)] = gap
 
     def _wrap_process(self, process):
         def wrapped(batch, result, *args, **kwargs):
@@ -148,6 +165,8 @@ class Recorder:
             if counted != len(self._owned):
                 raise AssertionError(f"the radix cache counts {counted} states, the recorder {len(self._owned)}")
         device = self.pool.mamba_cache.temporal.device
+        if device.type == "cuda":  # an overlapped extra step may still run
+            torch.cuda.synchronize(device)
         for slot, prefix in sorted(self._owned.items()):
             (state,) = read_state(self.pool, torch.tensor([slot], device=device), settle=False)
             self.records.append(Record("radix", f"slot {slot} at the end", prefix, state))

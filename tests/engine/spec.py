@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import cuda_ops
 from .scenario import Outcome, mean_accept_length
-from .states import Record
+from .states import Prefix, Record
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class EngineSpec:
             "dtype": self.dtype,
             "trust_remote_code": False,
             "skip_tokenizer_init": True,
-            "attention_backend": "triton" if gpu else "torch_native",
+            "attention_backend": None if gpu else "torch_native",
             "sampling_backend": "pytorch",
             "grammar_backend": "none",
             "disable_overlap_schedule": not self.overlap,
@@ -84,6 +85,8 @@ class EngineSpec:
             "watchdog_timeout": 3600,
             "log_level": "info",
         }
+        if gpu:
+            args |= cuda_ops.SERVER_ARGS
         if self.radix is None:
             args["disable_radix_cache"] = True
         else:
@@ -104,18 +107,25 @@ class EngineSpec:
 class Result:
     """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time.
 
-    ``pool`` is the mamba pool's class and ``draft_state_bytes`` what it holds in copies of the state per draft node.
+    ``gaps`` (of plain engines) says, for every prefix a token was chosen after, by how much its logit led the next one.
+    ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
+    ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
+    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph.
     """
 
     spec: EngineSpec
     outcomes: dict[str, Outcome]
     records: list[Record]
+    gaps: dict[Prefix, float]
     insertions: int
     steps: int
     forwards: int
     pool: str
     draft_state_bytes: int
+    pool_bytes: int
+    slot_bytes: int
     hooks: list[str]
+    graphs: int
     seconds_to_build: float
     seconds_to_run: float
     log: str = ""

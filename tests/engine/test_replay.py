@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from . import scenarios
@@ -28,5 +31,11 @@ def test_no_state_copies(family, checkpoint):
     result = run(case.spec(checkpoint(family)), [scenarios.stops(checkpoint.vocab)])
     assert result.pool == "sglang_mamba_mtp.pool.MtpMambaPool"
     assert result.draft_state_bytes == 0
+    # From what was really allocated: nothing beside the slots but the windows, at the size the log tells.
+    told = json.loads(re.findall(r"mamba-mtp state: (\{.*\})", result.log)[-1])
+    beside = result.pool_bytes - result.slot_bytes
+    assert told["speculative_bytes"] <= beside <= told["speculative_bytes"] + 1024, (beside, told)
     stock = run(Case(family, "ngram-tree", "no_buffer", "snapshot").spec(checkpoint(family)), [])
     assert stock.draft_state_bytes > 0
+    assert stock.pool_bytes - stock.slot_bytes >= stock.draft_state_bytes
+    assert stock.slot_bytes == result.slot_bytes

@@ -147,15 +147,18 @@ SLOTS_CASES = pytest.mark.parametrize(("batch", "nodes"), [(6, 1), (6, 4), (3, 8
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @SLOTS_CASES
-def test_slots_have_the_bits_of_stock(batch: int, nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
-    """Outputs and states; any tile, with bits and without, written as [V, K] or as [K, V]."""
+def test_slots_have_the_bits_of_stock(
+    batch: int, nodes: int, dtype: torch.dtype, tree: bool, state_dtype: torch.dtype
+) -> None:
+    """Outputs and states in any tile, with bits and without, written as [V, K] or [K, V]."""
     from mamba_mtp_kernels.gdn.slots import SlotsConfig, gdn_verify_slots
 
     module = stock_module()
     case = make_slots_case(
-        batch=batch, nodes=nodes, tree=tree, dtype=torch.bfloat16, state_dtype=state_dtype, strided=True,
-        device="cuda", **QWEN3_NEXT,
+        batch=batch, nodes=nodes, tree=tree, dtype=dtype, state_dtype=state_dtype, strided=True, device="cuda",
+        **QWEN3_NEXT,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
     vk = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
@@ -176,7 +179,7 @@ def test_slots_of_other_sizes(shape: dict[str, int], tree: bool, state_dtype: to
 
     module = stock_module()
     case = make_slots_case(
-        batch=5, nodes=5, tree=tree, dtype=torch.bfloat16, state_dtype=state_dtype, device="cuda", **shape
+        batch=5, nodes=5, tree=tree, dtype=torch.float32, state_dtype=state_dtype, device="cuda", **shape
     )
     theirs, states = stock_verify(module, case)
     for write_layout in (None, VK, KV):

@@ -24,7 +24,9 @@ from mamba_mtp_kernels.common import tree as common_tree
 from mamba_mtp_kernels.conv1d import commit as conv_commit
 from mamba_mtp_kernels.conv1d import verify as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
+from mamba_mtp_kernels.mamba2 import slots as mamba2_slots
 from mamba_mtp_kernels.mamba2 import verify as mamba2_verify
+from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -64,14 +66,22 @@ def resources(
 
 
 def mamba2(
-    heads: int, headdim: int, dstate: int, groups: int, nodes: int, window: int, state: str, model: str, batch: int
+    heads: int,
+    headdim: int,
+    dstate: int,
+    groups: int,
+    nodes: int,
+    window: int,
+    state: str,
+    model: str,
+    batch: int,
+    layouts: bool = False,
 ) -> dict[str, int]:
     tiling = mamba2_verify.default_tiling(headdim, dstate, nodes, batch, heads)
     block = triton.next_power_of_2(nodes)
     constants = {
         "z": None,
-        "state_layout": None,
-        "LAYOUTS": False,
+        "LAYOUTS": layouts,
         "N": nodes,
         "CAPACITY": window + 2 * nodes,
         "HEADS_PER_GROUP": heads // groups,
@@ -99,14 +109,55 @@ def mamba2(
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
+    give_layout(pointers, constants, layouts)
     kernel = mamba2_verify._mamba2_verify_kernel
     return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
 
 
-def fold(heads: int, headdim: int, dstate: int, groups: int, state: str) -> dict[str, int]:
+def give_layout(pointers: dict[str, str], constants: dict[str, Any], layouts: bool) -> None:
+    if layouts:
+        pointers["state_layout"] = "u8"
+    else:
+        constants["state_layout"] = None
+
+
+def slots(
+    heads: int,
+    headdim: int,
+    dstate: int,
+    groups: int,
+    state: str,
+    tree: bool,
+    layouts: bool,
+    tiling: SlotsTiling | None = None,
+) -> dict[str, int]:
+    tiling = tiling or stock_tiling(dstate)
     constants = {
-        "state_layout": None,
-        "LAYOUTS": False,
+        "z": None,
+        "HEADS_PER_GROUP": heads // groups,
+        "HEADDIM": headdim,
+        "DSTATE": dstate,
+        "TREE": tree,
+        "LAYOUTS": layouts,
+        "SOFTPLUS": True,
+        "LIMITS": False,
+        "BLOCK_P": tiling.block_p,
+        "BLOCK_S": triton.next_power_of_2(dstate),
+        **dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1),
+    }
+    pointers = dict.fromkeys(("x", "dt", "B", "C", "y"), "bf16") | dict.fromkeys(("A", "D", "dt_bias"), "fp32")
+    pointers |= dict.fromkeys(("read_slots", "write_slots"), "i32") | {"states": state}
+    if tree:
+        pointers["parents"] = "i32"
+    else:
+        constants["parents"] = None
+    give_layout(pointers, constants, layouts)
+    return resources(mamba2_slots._mamba2_slots_kernel, pointers, constants, tiling.num_warps, 3)
+
+
+def fold(heads: int, headdim: int, dstate: int, groups: int, state: str, layouts: bool = False) -> dict[str, int]:
+    constants = {
+        "LAYOUTS": layouts,
         "CAPACITY": 32,
         "NHEADS": heads,
         "HEADS_PER_GROUP": heads // groups,
@@ -117,6 +168,7 @@ def fold(heads: int, headdim: int, dstate: int, groups: int, state: str) -> dict
     }
     pointers = dict.fromkeys(("order", "src_slots", "dst_slots", "rows", "counts"), "i32")
     pointers |= {"checkpoint": state, "window_x": "bf16", "window_B": "bf16", "window_dt": "fp32", "A": "fp32"}
+    give_layout(pointers, constants, layouts)
     return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, mamba2_fold.num_warps(dstate), 2)
 
 
@@ -171,8 +223,15 @@ def cases() -> dict[str, tuple]:
                 for batch in (64, 1):
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
-        found[f"mamba2_fold {name} fp32 state"] = (fold, *heads, "fp32")
-        found[f"mamba2_fold {name} bf16 state"] = (fold, *heads, "bf16")
+                    found[f"{key} layouts"] = (mamba2, *heads, nodes, window, state, model, batch, True)
+        for state in ("fp32", "bf16"):
+            found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
+            found[f"mamba2_fold {name} {state} state layouts"] = (fold, *heads, state, True)
+            for tree, shape in ((False, "chain"), (True, "tree")):
+                key = f"mamba2_slots {name} {shape} {state} state"
+                found[key] = (slots, *heads, state, tree, False)
+                found[f"{key} layouts"] = (slots, *heads, state, tree, True)
+                found[f"{key} as 0.5.17"] = (slots, *heads, state, tree, False, stock_tiling(heads[2], (0, 5, 17)))
     for nodes, per_program in ((4, 4), (8, 4), (8, 1), (16, 4)):
         found[f"conv1d_verify 8192 K=4 N={nodes} {per_program} a program"] = (conv, 8192, 4, nodes, per_program)
     found["commit_conv 8192 K=4 N=8"] = (conv_window, 8192, 4, 8)

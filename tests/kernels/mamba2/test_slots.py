@@ -418,12 +418,13 @@ def test_ops_for():
 
 # ---------------------------------------------------------------------------------------------------------------- GPU
 
-MODELS = [(128, 80, 8, 128), (64, 64, 8, 128), (48, 64, 1, 256), (16, 128, 1, 64)]  # nheads, headdim, ngroups, dstate
+# nheads, headdim, ngroups, dstate. Few heads: a program knows one only
+MODELS = [(16, 80, 2, 128), (16, 64, 2, 128), (8, 64, 1, 256), (8, 128, 1, 64), (8, 64, 1, 32), (8, 80, 1, 16)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("nodes", [1, 4, 8, 16])
+@pytest.mark.parametrize("nodes", [1, 4, 16])
 @pytest.mark.parametrize(("nheads", "headdim", "ngroups", "dstate"), MODELS)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bits_of_stock_at_model_shapes(nodes, tree, nheads, headdim, ngroups, dstate, state_dtype, stock, device):

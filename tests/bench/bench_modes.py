@@ -1,0 +1,357 @@
+"""The modes against each other on a GPU: SGLang's own verify ("stock"), slots and replay, in one run.
+
+    python tests/bench/bench_modes.py --json FILE               # the README's comparison, about two minutes on an H100
+    python tests/bench/bench_modes.py --parts layouts moves     # only: VK against KV, copies and turns of whole slots
+    python tests/bench/bench_modes.py --quick                   # one small case a family: does it run?
+
+Times are us per layer of a whole step (convolution, verify, commit) of LAYERS layers as a server runs it: one commit
+for all layers, replay's folds where they fall (accept length N/2+1, rows at staggered phases of the window's cycle),
+bf16 inputs, float32 states. "conv" includes what a mode prepares once a step; "verify" is what verify adds to it.
+States are larger than the L2 cache together and rotated. Trees are combs: a path of N/2 nodes below the root with a
+sibling leaf at every level.
+
+Every configuration is compared with float64 first (errors at most twice SGLang's own; slots: SGLang's bits) over
+several steps with folds; nothing but the failure is printed on red. Needs SGLang 0.5.17's kernels on PYTHONPATH
+(stock.py says which).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from cases import GdnShape, Mamba2Shape, rms_ratio, sets_for, window_cycle
+from graph_timing import environment, import_kernels, time_launches, write_record
+
+import_kernels()
+
+from mamba_mtp_kernels.common import ops_for  # noqa: E402
+from mamba_mtp_kernels.common.layout import KV, VK  # noqa: E402
+from step import Drafts, Exact, Ours, Step, Stock, fill, make_layer  # noqa: E402
+
+from sglang_mamba_mtp.config import MtpConfig  # noqa: E402
+
+LAYERS = 8
+SHAPES = {"gdn": GdnShape(), "mamba2": Mamba2Shape()}
+PARTS = ("table", "layouts", "moves")
+WINDOW = MtpConfig().window
+DEVICE = torch.device("cuda")
+
+CHECK_BATCH, CHECK_LAYERS, CHECK_STEPS = 8, 2, 6
+ERROR_FACTOR = 2.0
+SAME_BITS = ("slots",)
+"""Modes whose every output, state and window has SGLang's bits."""
+
+STATE_ERROR = 2e-6
+"""A float32 state's error that is no error, whatever SGLang's is."""
+
+
+class Variant(NamedTuple):
+    """A mode of ours and the layout it writes."""
+
+    mode: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        return self.mode if self.layout == "vk" else f"{self.mode}-{self.layout}"
+
+
+class Case(NamedTuple):
+    family: str
+    nodes: int
+    kind: str
+
+
+IN_TABLE = (Variant("slots", "vk"), Variant("replay", "vk"))
+IN_LAYOUTS = (*IN_TABLE, Variant("slots", "kv"), Variant("replay", "kv"))
+
+
+def open_step(variant: Variant | None, drafts: Drafts, *, layers: int, hollow: bool = False) -> Step:
+    """Stock's step for None."""
+    if variant is None:
+        return Stock(drafts, layers=layers, hollow=hollow)
+    return Ours(drafts, variant.mode, layers=layers, window=WINDOW, state_layout=variant.layout, hollow=hollow)
+
+
+# ---------------------------------------------------------------------------------------------------------- correctness
+
+
+class Errors:
+    """RMS errors of several tensors together, relative to float64."""
+
+    def __init__(self) -> None:
+        self.squares: dict[str, list[float]] = {}
+
+    def add(self, name: str, actual: torch.Tensor, exact: torch.Tensor) -> None:
+        error = rms_ratio(actual, exact) * float(exact.norm())
+        sums = self.squares.setdefault(name, [0.0, 0.0])
+        sums[0] += error**2
+        sums[1] += float(exact.norm()) ** 2
+
+    def ratio(self, name: str) -> float:
+        error, norm = self.squares[name]
+        return (error / norm) ** 0.5
+
+
+def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]]:
+    """Run stock and the variants over the same drafts, several steps; errors by step and what. Exits on red."""
+    drafts = Drafts(
+        make_layer(SHAPES[case.family], DEVICE), batch=CHECK_BATCH, nodes=case.nodes, kind=case.kind, sets=1, seed=7
+    )
+    steps = {"stock": open_step(None, drafts, layers=CHECK_LAYERS)}
+    steps |= {variant.name: open_step(variant, drafts, layers=CHECK_LAYERS) for variant in variants}
+    stock = steps["stock"]
+    states, conv_states = (torch.randn_like(pool, dtype=torch.float32) for pool in (stock.states, stock.conv_states))
+    conv_states = conv_states.to(stock.conv_states.dtype)
+    exact = Exact(drafts, states, conv_states)
+    for step in steps.values():
+        fill(step, states, conv_states)
+
+    same_bits = [variant.name for variant in variants if variant.mode in SAME_BITS]
+    errors = {name: Errors() for name in steps}
+    differing: list[str] = []
+    rows = torch.arange(CHECK_BATCH, dtype=torch.int32, device=DEVICE)
+    for number in range(CHECK_STEPS):
+        drafts.refill()
+        for step in steps.values():
+            step.prepare(0)
+        for index in range(CHECK_LAYERS):
+            convolved = {name: step.convolve(0, index) for name, step in steps.items()}
+            # all verifies get the same inputs
+            scored = {name: step.score(0, index, convolved["stock"]) for name, step in steps.items()}
+            true_conv, true_scores = exact.convolve(index), exact.score(index, convolved["stock"])
+            for name in steps:
+                errors[name].add("conv", convolved[name], true_conv)
+                errors[name].add("verify", scored[name], true_scores)
+            for what, outputs in (("conv", convolved), ("verify", scored)):
+                differing += [
+                    f"{name} {what} of step {number}, layer {index}: {int((outputs[name] != outputs['stock']).sum())}"
+                    for name in same_bits
+                    if not torch.equal(outputs[name], outputs["stock"])
+                ]
+        last = (rows + number) % case.nodes
+        for step in steps.values():
+            step.commit(0, last)
+        exact.commit(last)
+
+    slots = drafts.slots[0].long()
+    for name, step in steps.items():
+        step.settle(0)
+        errors[name].add("state", step.states[:, slots], exact.states[:, slots])
+        if not torch.equal(step.conv_states[:, slots].double(), exact.conv_states[:, slots]):
+            differing.append(f"{name} conv windows at the end")
+        if name in same_bits and not torch.equal(step.states[:, slots], stock.states[:, slots]):
+            differing.append(f"{name} states at the end")
+    found = {name: {what: e.ratio(what) for what in ("conv", "verify", "state")} for name, e in errors.items()}
+    high = {
+        f"{name} {what}": error
+        for name, of_step in found.items()
+        for what, error in of_step.items()
+        if name != "stock" and not error <= max(ERROR_FACTOR * found["stock"][what], STATE_ERROR * (what == "state"))
+    }
+    if differing or high:
+        sys.exit(f"RED {case}: too far from float64: {high}; not SGLang's bits: {differing}; errors {found}")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- timing
+
+
+def all_layers(step: Step, which: int, *, verify: bool) -> None:
+    step.prepare(which)
+    for index in range(LAYERS):
+        y = step.convolve(which, index)
+        if verify:
+            step.score(which, index, y)
+
+
+def whole_step(step: Step, which: int, last: torch.Tensor) -> None:
+    all_layers(step, which, verify=True)
+    step.commit(which, last)
+
+
+def stagger(step: Step, drafts: Drafts) -> None:
+    """Spread the rows evenly over the phases of a window's cycle: row r commits r mod len(cycle) times."""
+    cycle = len(window_cycle(drafts.nodes // 2 + 1, WINDOW))
+    for number, which in itertools.product(range(cycle), range(drafts.sets)):
+        phase = (which * drafts.batch + torch.arange(drafts.batch, device=DEVICE)) % cycle
+        whole_step(step, which, torch.where(phase > number, drafts.last, -1).int())
+
+
+def time_step(step: Step, drafts: Drafts, budget_ms: float) -> dict[str, Any]:
+    """us per layer: quantiles of the whole step, medians of its parts."""
+    fill(step, torch.randn_like(step.states[:, : drafts.first_draft_slot]), step.conv_states[:, :1])
+    if isinstance(step, Ours):
+        stagger(step, drafts)
+
+    def timed(launch: Callable[[int], None]) -> dict[str, float]:
+        result = time_launches([partial(launch, which) for which in range(drafts.sets)], budget_ms=budget_ms)
+        return {name: value / LAYERS if name.startswith("us") else value for name, value in result.items()}
+
+    whole = timed(lambda which: whole_step(step, which, drafts.last))
+    conv = timed(lambda which: all_layers(step, which, verify=False))["us"]
+    verify = timed(lambda which: all_layers(step, which, verify=True))["us"] - conv
+    commit = timed(lambda which: step.commit(which, drafts.last))["us"]
+    return {**whole, "parts": {"conv": conv, "verify": verify, "commit": commit}}
+
+
+def time_case(case: Case, batch: int, variants: Sequence[Variant | None], budget_ms: float) -> Iterator[dict[str, Any]]:
+    shape = SHAPES[case.family]
+    sets = sets_for(batch * LAYERS * shape.state_bytes, at_least=1)
+    drafts = Drafts(make_layer(shape, DEVICE), batch=batch, nodes=case.nodes, kind=case.kind, sets=sets)
+    for variant in variants:
+        step = open_step(variant, drafts, layers=LAYERS)
+        result = time_step(step, drafts, budget_ms)
+        name = "stock" if variant is None else variant.name
+        yield {**case._asdict(), "batch": batch, "sets": sets, "step": name, **result}
+        del step
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def time_moves(family: str, slots: int, budget_ms: float) -> dict[str, Any]:
+    """turn_states and move_states over the states of `slots` slots in LAYERS layers: us a call, GB/s read and written;
+    idle: us of a call that finds nothing to do."""
+    shape, ops = SHAPES[family], ops_for(DEVICE)
+    states = torch.randn(LAYERS, 2 * slots + 1, *shape.temporal, device=DEVICE)
+    layout = torch.full((2 * slots + 1,), VK, dtype=torch.uint8, device=DEVICE)
+    first, second = torch.arange(1, 2 * slots + 1, dtype=torch.int32, device=DEVICE).view(2, slots)
+    nowhere = torch.zeros_like(first)
+    calls: dict[str, list[Callable[[], None]]] = {
+        "turn": [partial(ops.turn_states, states, layout, slots=first, layout=bit) for bit in (KV, VK)],
+        "turn idle": [partial(ops.turn_states, states, layout, slots=first, layout=VK)] * 2,
+        "move": [partial(ops.move_states, states, src_slots=a, dst_slots=b) for a, b in ((first, second),) * 2],
+        "move idle": [partial(ops.move_states, states, src_slots=first, dst_slots=nowhere)] * 2,
+    }
+    result: dict[str, Any] = {"family": family, "slots": slots, "layers": LAYERS}
+    for name, launches in calls.items():
+        result[name] = time_launches(launches, budget_ms=budget_ms)
+        if "idle" not in name:
+            result[name]["GB/s"] = 2 * slots * LAYERS * shape.state_bytes / result[name]["us"] / 1e3
+    return result
+
+
+# -------------------------------------------------------------------------------------------------------------- compile
+
+
+def compile_kernels(task: tuple[Case, Variant | None, Sequence[int]]) -> None:
+    """Worker: fill Triton's disk cache with what one step at some batch sizes needs."""
+    case, variant, batches = task
+    for batch in batches:
+        with contextlib.suppress(Exception):  # shows again in the checks
+            run_hollow(case, variant, batch)
+            torch.cuda.synchronize()
+
+
+def run_hollow(case: Case, variant: Variant | None, batch: int) -> None:
+    """Launch what a step launches, over next to no memory."""
+    layer = make_layer(SHAPES[case.family], DEVICE)
+    drafts = Drafts(layer, batch=batch, nodes=case.nodes, kind=case.kind, sets=1)
+    step = open_step(variant, drafts, layers=LAYERS, hollow=True)
+    step.prepare(0)
+    step.score(0, 0, step.convolve(0, 0))
+    step.commit(0, drafts.last)
+    step.settle(0)
+
+
+def compile_ahead(plan: dict[Case, tuple[Variant, ...]], batches: Sequence[int], workers: int) -> None:
+    tasks = [(case, variant, sorted(batches)) for case, variants in plan.items() for variant in (None, *variants)]
+    with multiprocessing.get_context("spawn").Pool(min(workers, len(tasks))) as pool:
+        pool.map(compile_kernels, tasks, chunksize=1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- main
+
+
+def summary(entry: dict[str, Any]) -> str:
+    parts = entry["parts"]
+    return f"{entry['us']:7.1f} ({parts['conv']:.1f}+{parts['verify']:.1f}+{parts['commit']:.1f})"
+
+
+def print_table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """A line a configuration; ratios are stock's time over each other step's, or where stock is missing VK's."""
+    configurations = dict.fromkeys((e["family"], e["nodes"], e["kind"], e["batch"]) for e in entries)
+    print(f"family N kind batch | {' | '.join(f'{name} (conv+verify+commit)' for name in names)} | {names[0]} / each")
+    for key in configurations:
+        found = {e["step"]: e for e in entries if (e["family"], e["nodes"], e["kind"], e["batch"]) == key}
+        ratios = " ".join(f"{found[names[0]]['us'] / found[name]['us']:.2f}" for name in names[1:])
+        family, nodes, kind, batch = key
+        print(f"{family:6s} {nodes} {kind} {batch:3d} | {' | '.join(summary(found[n]) for n in names)} | {ratios}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--families", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--kinds", nargs="+", default=["chain", "tree"], choices=["chain", "tree"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--layout-batches", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--slots", type=int, default=64, help="slots that are moved and turned")
+    parser.add_argument("--budget-ms", type=float, default=25.0, help="device time of one timing")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile ahead; 0: none")
+    parser.add_argument("--quick", action="store_true", help="one small case a family")
+    parser.add_argument("--json")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.nodes, options.kinds, options.batches, options.layout_batches = [4], ["chain"], [2], [2]
+        options.slots, options.budget_ms = 4, 5.0
+
+    started = time.perf_counter()
+    cases = [Case(*key) for key in itertools.product(options.families, options.nodes, options.kinds)]
+    chains = [Case(family, nodes, "chain") for family in options.families for nodes in options.nodes]
+    plan: dict[Case, tuple[Variant, ...]] = {}
+    if "table" in options.parts:
+        plan |= dict.fromkeys(cases, IN_TABLE)
+    if "layouts" in options.parts:
+        plan |= dict.fromkeys(chains, IN_LAYOUTS)
+    if options.workers and plan:
+        compile_ahead(plan, {*options.batches, *options.layout_batches}, min(options.workers, os.cpu_count() or 1))
+    seconds = {"compile": time.perf_counter() - started}
+
+    record: dict[str, Any] = {"environment": environment(), "options": vars(options)}
+    record |= {"layers": LAYERS, "window": WINDOW, "shapes": {name: vars(shape) for name, shape in SHAPES.items()}}
+    record["errors"] = [{**case._asdict(), "steps": check(case, variants)} for case, variants in plan.items()]
+    seconds["check"] = time.perf_counter() - started - seconds["compile"]
+
+    def results(cases: Sequence[Case], batches: Sequence[int], variants: Sequence[Variant | None]) -> list[Any]:
+        return [
+            entry
+            for case in cases
+            for batch in batches
+            for entry in time_case(case, batch, variants, options.budget_ms)
+        ]
+
+    if "table" in options.parts:
+        record["table"] = results(cases, options.batches, (None, *IN_TABLE))
+    if "layouts" in options.parts:
+        record["layouts"] = results(chains, options.layout_batches, IN_LAYOUTS)
+    if "moves" in options.parts:
+        record["moves"] = [time_moves(family, options.slots, options.budget_ms) for family in options.families]
+    seconds["time"] = time.perf_counter() - started - sum(seconds.values())
+    record["seconds"] = seconds
+    write_record(options.json, record)
+
+    print(f"us per layer of a step of {LAYERS} layers, fp32 state, window {WINDOW}; {seconds}")
+    if "table" in record:
+        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE)])
+    for mode in ("slots", "replay") if "layouts" in record else ():
+        print_table(record["layouts"], [mode, f"{mode}-kv"])
+    for entry in record.get("moves", ()):
+        words = [f"{name} {entry[name]['us']:.0f} us {entry[name]['GB/s']:.0f} GB/s" for name in ("turn", "move")]
+        words += [f"{name} {entry[name]['us']:.1f} us" for name in ("turn idle", "move idle")]
+        print(f"{entry['family']}: {entry['slots']} slots x {LAYERS} layers: {', '.join(words)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+"""One verify step of a stack of linear-attention layers, in SGLang's own way and in this project's modes.
+
+A step is what a server does between the projections of its layers: convolution and recurrence of all draft nodes, layer
+by layer, then one commit for all layers. This project's steps run through the objects that a server's backends drive
+(sglang_mamba_mtp.window, .draft_slots); SGLang's through its kernels, called as its backends call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from cases import CONV_WIDTH, DTYPES, GdnShape, Mamba2Shape, tree_links, tree_parents
+from graph_timing import import_kernels
+from stock import StockConv, StockGdn, StockMamba2, split_qkv
+
+import_kernels()
+
+from mamba_mtp_kernels import mamba2  # noqa: E402
+from mamba_mtp_kernels.conv1d.reference import conv1d_verify_slots_reference  # noqa: E402
+from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference  # noqa: E402
+from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference  # noqa: E402
+
+from sglang_mamba_mtp.draft_slots import DraftSlots  # noqa: E402
+from sglang_mamba_mtp.drafts import DraftStore, VerifyBatch  # noqa: E402
+from sglang_mamba_mtp.families import FAMILIES, GdnFamily, window_layout  # noqa: E402
+from sglang_mamba_mtp.layout import VK, layouts_for  # noqa: E402
+from sglang_mamba_mtp.modes import GDN, MAMBA2  # noqa: E402
+from sglang_mamba_mtp.window import Window  # noqa: E402
+
+ACTIVATIONS = torch.bfloat16
+
+FUSED_SPLIT_DIM = 8192
+"""SGLang's MAX_FUSED_QKV_SPLIT_DIM: up to here it copies q, k and v apart, beyond it takes views."""
+
+
+class Layer(Protocol):
+    """Weights of a layer and the calls that differ between families; all layers of a stack share the weights."""
+
+    family: str
+    shape: GdnShape | Mamba2Shape
+    device: torch.device
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def inputs(self, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
+        """What the input projection gives: x [T, conv dim] first, then what goes past the convolution."""
+
+    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
+        """Run a verify of this project's signature on convolved y [T, conv dim]."""
+
+    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tensors that the backend allocates for the verify to write."""
+
+    def fold(self, layers: int) -> Callable[..., None]:
+        """The fold as a server's window gets it."""
+
+    def stock(self) -> StockGdn | StockMamba2: ...
+
+    def stock_score(self, stock: Any, y: torch.Tensor, *rest: torch.Tensor, **where: Any) -> torch.Tensor:
+        """Run SGLang's verify as its backend does."""
+
+
+class GdnLayer:
+    family = GDN
+
+    def __init__(self, shape: GdnShape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        generator = torch.Generator(device).manual_seed(1)
+        self.weight = _randn(generator, shape.conv_dim, CONV_WIDTH).to(ACTIVATIONS) * 0.5
+        self.bias = None
+        self.A_log, self.dt_bias = _randn(generator, shape.HV) * 0.5, _randn(generator, shape.HV) * 0.5
+
+    def inputs(self, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
+        widths = (self.shape.conv_dim, self.shape.HV, self.shape.HV)
+        return [_randn(generator, tokens, width).to(ACTIVATIONS) for width in widths]
+
+    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
+        shape, (a, b) = self.shape, rest
+        q, k, v = y.split([shape.H * shape.K, shape.H * shape.K, shape.HV * shape.V], dim=-1)
+        return verify(
+            q.unflatten(-1, (shape.H, shape.K)),
+            k.unflatten(-1, (shape.H, shape.K)),
+            v.unflatten(-1, (shape.HV, shape.V)),
+            a,
+            b,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            scale=shape.K**-0.5,
+            **extra,
+        )
+
+    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {}
+
+    def fold(self, layers: int) -> Callable[..., None]:
+        return GdnFamily.fold(self.device, None)
+
+    def stock(self) -> StockGdn:
+        return StockGdn()
+
+    def stock_score(
+        self, stock: StockGdn, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **where: Any
+    ) -> torch.Tensor:
+        shape = self.shape
+        heads = {"H": shape.H, "HV": shape.HV, "K": shape.K, "V": shape.V}
+        if y.shape[1] <= FUSED_SPLIT_DIM:
+            q, k, v = split_qkv(y, **heads)
+        else:
+            q, k, v = self.score(lambda q, k, v, *_, **__: (q[None], k[None], v[None]), y, a, b)
+        return stock.verify(q, k, v, a, b, A_log=self.A_log, dt_bias=self.dt_bias, **where)
+
+
+class Mamba2Layer:
+    family = MAMBA2
+
+    def __init__(self, shape: Mamba2Shape, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        generator = torch.Generator(device).manual_seed(2)
+        self.weight = _randn(generator, shape.conv_dim, CONV_WIDTH).to(ACTIVATIONS) * 0.5
+        self.bias = _randn(generator, shape.conv_dim).to(ACTIVATIONS) * 0.1
+        self.A = -torch.rand(shape.nheads, generator=generator, device=device) * 4 - 0.5
+        self.D, self.dt_bias = _randn(generator, shape.nheads), _randn(generator, shape.nheads) - 1
+
+    @property
+    def _inner(self) -> int:
+        return self.shape.nheads * self.shape.headdim
+
+    def inputs(self, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
+        # one projection: gate | x B C | dt
+        widths = [self._inner, self.shape.conv_dim, self.shape.nheads]
+        _, x_B_C, dt = _randn(generator, tokens, sum(widths)).to(ACTIVATIONS).split(widths, dim=-1)
+        return [x_B_C, dt.sub_(1)]
+
+    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shape = self.shape
+        width = shape.ngroups * shape.dstate
+        x, B, C = y.split([self._inner, width, width], dim=-1)
+        return (
+            x.unflatten(-1, (shape.nheads, shape.headdim)),
+            B.unflatten(-1, (shape.ngroups, shape.dstate)),
+            C.unflatten(-1, (shape.ngroups, shape.dstate)),
+        )
+
+    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
+        (x, B, C), (dt,) = self._parts(y), rest
+        weights = {"A": self.A, "D": self.D, "dt_bias": self.dt_bias}
+        return verify(x, dt, B, C, **weights, dt_softplus=True, dt_limits=None, z=None, **extra)
+
+    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": y.new_zeros(y.shape[0], self._inner).unflatten(-1, (self.shape.nheads, self.shape.headdim))}
+
+    def fold(self, layers: int) -> Callable[..., None]:
+        return partial(mamba2.ops_for(self.device).mamba2_fold, A=self.A.expand(layers, -1).contiguous())
+
+    def stock(self) -> StockMamba2:
+        return StockMamba2()
+
+    def stock_score(self, stock: StockMamba2, y: torch.Tensor, dt: torch.Tensor, **where: Any) -> torch.Tensor:
+        batch = where["slots"].shape[0]
+        x, B, C = self._parts(y)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        x, dt, B, C, nodes_out = (tensor.unflatten(0, (batch, -1)) for tensor in (x, dt, B, C, out))
+        del where["starts"]
+        # SGLang's mixer makes the indices in every layer
+        where["indices"] = torch.arange(batch, dtype=torch.int32, device=y.device)
+        stock.verify(x, dt, B, C, A=self.A, D=self.D, dt_bias=self.dt_bias, out=nodes_out, **where)
+        return out
+
+
+def make_layer(shape: GdnShape | Mamba2Shape, device: torch.device) -> Layer:
+    return GdnLayer(shape, device) if isinstance(shape, GdnShape) else Mamba2Layer(shape, device)
+
+
+def _randn(generator: torch.Generator, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=generator, device=generator.device)
+
+
+class Drafts:
+    """Inputs of `sets` independent batches of `batch` rows with `nodes` draft nodes each.
+
+    Attributes
+        slots, rows: [sets, batch], state slot (int32) and request row (int64): permutations of 1.. and of 0..
+        parents: of every node of a row; links: SGLang's, None for chains.
+        last: [batch] int32, the node whose acceptance makes nodes/2 + 1 tokens.
+    """
+
+    def __init__(self, layer: Layer, *, batch: int, nodes: int, kind: str, sets: int, seed: int = 0) -> None:
+        self.layer, self.batch, self.nodes, self.chain, self.sets = layer, batch, nodes, kind == "chain", sets
+        device, rows = layer.device, sets * batch
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.refill()
+        self.slots = self._permutation().int() + 1
+        self.rows = self._permutation()
+        self.parents = tree_parents("chain" if self.chain else "comb", nodes)
+        links = torch.tensor(tree_links(self.parents), device=device)[:, None].expand(2, batch, nodes).contiguous()
+        self.links = (None, None) if self.chain else (links[0], links[1])
+        self.last = torch.full((batch,), nodes // 2 if self.chain else nodes - 1, dtype=torch.int32, device=device)
+        self.first_draft_slot = rows + 1
+
+    def refill(self) -> None:
+        """Other inputs."""
+        tokens = self.batch * self.nodes
+        self.inputs = [self.layer.inputs(tokens, self.generator) for _ in range(self.sets)]
+
+    def _permutation(self) -> torch.Tensor:
+        rows = self.sets * self.batch
+        return torch.randperm(rows, generator=self.generator, device=self.layer.device).view(self.sets, self.batch)
+
+
+class Step(Protocol):
+    """A verify step of all layers for one of the batches (`which`)."""
+
+    states: torch.Tensor
+    conv_states: torch.Tensor
+
+    def prepare(self, which: int) -> None:
+        """Once a step, before the first layer."""
+
+    def convolve(self, which: int, index: int) -> torch.Tensor:
+        """[T, conv dim], convolved, of layer `index`."""
+
+    def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
+        """[T, heads, head dim] from convolved y."""
+
+    def commit(self, which: int, last: torch.Tensor) -> None:
+        """Once a step: last [batch] int32 is every row's last accepted node."""
+
+    def settle(self, which: int) -> None:
+        """Bring the batch's slots of `states` and `conv_states` up to date, in SGLang's layout."""
+
+
+class Stock:
+    """SGLang's: a state and a window a node, scattered at commit."""
+
+    def __init__(self, drafts: Drafts, *, layers: int, hollow: bool = False) -> None:
+        """hollow: to compile kernels only; one layer stands for all."""
+        layer, shape, batch, nodes = drafts.layer, drafts.layer.shape, drafts.batch, drafts.nodes
+        self.drafts, self.layer = drafts, layer
+        self.conv, self.kernels = StockConv(), layer.stock()
+        layers = 1 if hollow else layers
+        self.states, self.conv_states = _pools(layer, layers, drafts.first_draft_slot)
+        self.buffer = torch.empty(layers, batch, nodes, *shape.temporal, dtype=self.states.dtype, device=layer.device)
+        self.windows = self.conv.windows(layers, batch, nodes, self.conv_states, chain=drafts.chain)
+        self.indices = torch.arange(batch, dtype=torch.int32, device=layer.device)
+        self.starts = torch.arange(0, batch * nodes + 1, nodes, dtype=torch.int32, device=layer.device)
+        # the convolution finds the parents from the links, for the recurrence
+        self.parents = None if drafts.chain else torch.empty_like(drafts.links[0])
+
+    def prepare(self, which: int) -> None:
+        pass
+
+    def convolve(self, which: int, index: int) -> torch.Tensor:
+        return self.conv.verify(
+            self.drafts.inputs[which][0],
+            conv_states=self.conv_states[index],
+            weight=self.layer.weight,
+            bias=self.layer.bias,
+            slots=self.drafts.slots[which],
+            windows=self.windows[index],
+            indices=self.indices,
+            links=self.drafts.links,
+            parents=self.parents,
+        )
+
+    def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
+        return self.layer.stock_score(
+            self.kernels,
+            y,
+            *self.drafts.inputs[which][1:],
+            states=self.states[index],
+            slots=self.drafts.slots[which],
+            buffer=self.buffer[index],
+            starts=self.starts,
+            indices=self.indices,
+            parents=self.parents,
+        )
+
+    def commit(self, which: int, last: torch.Tensor) -> None:
+        slots = self.drafts.slots[which]
+        self.kernels.scatter(self.states, self.buffer, slots, last)
+        self.conv.scatter(self.conv_states, self.windows, slots, last)
+
+    def settle(self, which: int) -> None:
+        pass
+
+
+class Ours:
+    """A mode of this project, on the store that a server's backend would open."""
+
+    def __init__(
+        self, drafts: Drafts, mode: str, *, layers: int, window: int, state_layout: str = "vk", hollow: bool = False
+    ) -> None:
+        """hollow: to compile kernels only; all slots of all layers are one piece of memory."""
+        layer, rows = drafts.layer, drafts.sets * drafts.batch
+        self.drafts, self.layer = drafts, layer
+        slots = drafts.first_draft_slot + (rows * drafts.nodes if mode == "slots" else 0)
+        self.states, self.conv_states = _pools(layer, layers, slots, hollow)
+        self.layouts = layouts_for(self.states, state_layout)
+        family = FAMILIES[layer.family]
+        pools = {"states": self.states, "conv_states": self.conv_states, "layouts": self.layouts}
+        sizes = {"rows": rows, "max_batch": drafts.batch}
+        if mode == "slots":
+            self.store: DraftStore = DraftSlots(
+                verify=family.slots(layer.device),
+                first=drafts.first_draft_slot,
+                nodes=drafts.nodes,
+                **pools,
+                **sizes,
+            )
+        else:
+            shape = SimpleNamespace(
+                temporal=layer.shape.temporal,
+                conv=[(layer.shape.conv_dim, CONV_WIDTH - 1)],
+                num_k_heads_per_tp=getattr(layer.shape, "H", None),
+            )
+            layout = window_layout(
+                family,
+                SimpleNamespace(shape=shape),
+                layers=layers,
+                nodes=drafts.nodes,
+                threshold=window,
+                dtype=ACTIVATIONS,
+            )
+            self.store = Window(
+                layout,
+                verify=family.replay(layer.device),
+                fold=layer.fold(layers),
+                fold_first=family.fold_first,
+                **pools,
+                **sizes,
+            )
+
+    def _batch(self, which: int) -> VerifyBatch:
+        drafts = self.drafts
+        return VerifyBatch(drafts.slots[which], drafts.rows[which], drafts.nodes, drafts.chain)
+
+    def prepare(self, which: int) -> None:
+        self.store.prepare(self._batch(which), *self.drafts.links)
+
+    def convolve(self, which: int, index: int) -> torch.Tensor:
+        weights = {"weight": self.layer.weight, "bias": self.layer.bias, "activation": "silu"}
+        return self.store.convolve(index, self.drafts.inputs[which][0], self._batch(which), **weights)
+
+    def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
+        verify = partial(self.store.score, index, self._batch(which))
+        return self.layer.score(verify, y, *self.drafts.inputs[which][1:], **self.layer.output(y))
+
+    def commit(self, which: int, last: torch.Tensor) -> None:
+        self.store.commit(self._batch(which), last_correct=last, track_slots=None, steps_to_track=None)
+
+    def settle(self, which: int) -> None:
+        slots = self.drafts.slots[which]
+        self.store.settle(slots)
+        self.layouts.turn(slots, VK)
+
+
+class Exact:
+    """The same in float64, by the references, from whatever convolved inputs it is given."""
+
+    def __init__(self, drafts: Drafts, states: torch.Tensor, conv_states: torch.Tensor) -> None:
+        """states [L, S, ...], conv_states [L, S, dim, K-1] of the canonical slots."""
+        self.drafts, self.layer = drafts, drafts.layer
+        batch, nodes, device = drafts.batch, drafts.nodes, drafts.layer.device
+        self.states, self.conv_states = (
+            torch.cat([pool.double(), pool.new_zeros(len(pool), batch * nodes, *pool.shape[2:]).double()], dim=1)
+            for pool in (states, conv_states)
+        )
+        self.write = drafts.first_draft_slot + torch.arange(batch * nodes, device=device).view(batch, nodes)
+        self.parents = torch.tensor(drafts.parents, dtype=torch.int32, device=device).expand(batch, nodes).contiguous()
+        self.verify = {GDN: gdn_verify_slots_reference, MAMBA2: mamba2_verify_slots_reference}[drafts.layer.family]
+
+    def _where(self) -> dict[str, Any]:
+        return {
+            "read_slots": self.drafts.slots[0],
+            "write_slots": self.write,
+            "parents": None if self.drafts.chain else self.parents,
+            "compute_dtype": torch.float64,
+        }
+
+    def convolve(self, index: int) -> torch.Tensor:
+        weights = {"weight": self.layer.weight, "bias": self.layer.bias, "activation": "silu"}
+        x = self.drafts.inputs[0][0].double()
+        return conv1d_verify_slots_reference(x, conv_states=self.conv_states[index], **weights, **self._where())
+
+    def score(self, index: int, y: torch.Tensor) -> torch.Tensor:
+        verify = partial(self.verify, states=self.states[index], **self._where())
+        return self.layer.score(verify, y.double(), *(tensor.double() for tensor in self.drafts.inputs[0][1:]))
+
+    def commit(self, last: torch.Tensor) -> None:
+        newest = self.write.gather(1, last[:, None].long())[:, 0]
+        for pool in (self.states, self.conv_states):
+            pool[:, self.drafts.slots[0].long()] = pool[:, newest]
+
+
+def _pools(layer: Layer, layers: int, slots: int, hollow: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """temporal [layers, slots, ...] and conv [layers, slots, dim, K-1], zeros."""
+    shape = layer.shape
+    sizes = ((*shape.temporal,), DTYPES[shape.state]), ((shape.conv_dim, CONV_WIDTH - 1), ACTIVATIONS)
+    return tuple(
+        torch.zeros(1, 1, *size, dtype=dtype, device=layer.device).expand(layers, slots, *size)
+        if hollow
+        else torch.zeros(layers, slots, *size, dtype=dtype, device=layer.device)
+        for size, dtype in sizes
+    )
+
+
+def fill(step: Step, states: torch.Tensor, conv_states: torch.Tensor) -> None:
+    """Start from these canonical slots, in SGLang's layout."""
+    step.states[:, : states.shape[1]] = states
+    step.conv_states[:, : states.shape[1]] = conv_states

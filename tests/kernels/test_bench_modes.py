@@ -1,0 +1,123 @@
+"""tests/bench/bench_modes.py without a GPU: all its steps in the interpreter, at toy sizes, with timings left out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import bench_modes
+import graph_timing
+import step
+import stock
+from cases import GdnShape, Mamba2Shape
+from mamba_mtp_kernels import common, conv1d, gdn, mamba2
+
+from .gdn.stock import normalise_as
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run the benchmark itself on")
+
+CPU = torch.device("cpu")
+
+
+def once(launches, **_):
+    """In place of time_launches: every launch runs, nobody looks at a clock."""
+    for launch in launches:
+        launch()
+    return {"us": 1.0, "us_p10": 1.0, "us_p90": 1.0, "replays": 1, "launches": len(launches)}
+
+
+def scatter(dst, src, slots, last):
+    """What both of SGLang's scatter kernels do; they refuse tensors that are not on a GPU."""
+    dst[:, slots.long()] = src[:, torch.arange(len(last)), last.long()]
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A benchmark that runs here in seconds."""
+    recurrent = pytest.importorskip(
+        "sglang.kernels.ops.attention.fla.fused_sigmoid_gating_recurrent", reason="0.5.17's"
+    )
+    normalise_as(recurrent, monkeypatch)
+    for family in (common, conv1d, gdn, mamba2):
+        launchers = family.ops_for("cuda")
+        monkeypatch.setattr(family, "ops_for", lambda _, launchers=launchers: launchers)
+    monkeypatch.setattr(bench_modes, "ops_for", common.ops_for)
+    from sglang.kernels.ops.mamba import causal_conv1d_triton
+    from sglang.kernels.ops.mamba.triton_ops import mamba_ssm
+
+    for module in (causal_conv1d_triton, mamba_ssm):
+        monkeypatch.setattr(module, "is_arch_support_pdl", lambda: False)
+    monkeypatch.setattr(torch.cpu, "device", lambda _: contextlib.nullcontext(), raising=False)
+    for kernels in (stock.StockConv, stock.StockGdn, stock.StockMamba2):
+
+        def __init__(self, made=kernels.__init__):
+            made(self)
+            self.scatter = scatter
+
+        monkeypatch.setattr(kernels, "__init__", __init__)
+    monkeypatch.setattr(bench_modes, "DEVICE", CPU)
+    monkeypatch.setattr(step, "ACTIVATIONS", torch.float32)  # the interpreter cannot multiply bfloat16
+    monkeypatch.setattr(bench_modes, "LAYERS", 1)
+    monkeypatch.setattr(bench_modes, "CHECK_BATCH", 2)
+    monkeypatch.setattr(bench_modes, "CHECK_LAYERS", 1)
+    monkeypatch.setattr(bench_modes, "CHECK_STEPS", 4)
+    monkeypatch.setattr(bench_modes, "WINDOW", 3)
+    monkeypatch.setattr(bench_modes, "time_launches", once)
+    monkeypatch.setattr(bench_modes, "environment", dict)
+    monkeypatch.setattr(bench_modes, "sets_for", lambda *_, **__: 1)
+    shapes = {"gdn": GdnShape(H=1, HV=2, K=16, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=16, dstate=32, ngroups=1)}
+    monkeypatch.setattr(bench_modes, "SHAPES", shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+def test_runs(family, tmp_path, capsys, toy):
+    record = tmp_path / "record.json"
+    options = ["--workers", "0", "--families", family, "--nodes", "4", "--batches", "2", "--layout-batches", "2"]
+    bench_modes.main([*options, "--slots", "2", "--json", str(record)])
+    written = json.loads(record.read_text())
+    assert [entry["step"] for entry in written["table"]] == ["stock", "slots", "replay"] * 2
+    assert {entry["step"] for entry in written["layouts"]} == {"slots", "slots-kv", "replay", "replay-kv"}
+    assert written["moves"][0]["family"] == family
+    printed = capsys.readouterr().out
+    assert "RED" not in printed and f"{family:6s} 4 tree   2" in printed
+
+
+@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+@pytest.mark.parametrize("mode", ["slots", "replay"])
+def test_red_on_a_wrong_state(family, mode, monkeypatch, capsys, toy):
+    """A mode whose commit takes another node fails, and nothing else is printed."""
+    commit = bench_modes.Ours.commit
+    monkeypatch.setattr(
+        bench_modes.Ours, "commit", lambda self, which, last: commit(self, which, (last - 1).clamp(min=0))
+    )
+    case = bench_modes.Case(family, 4, "chain")
+    with pytest.raises(SystemExit, match="RED"):
+        bench_modes.check(case, [bench_modes.Variant(mode, "vk")])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+def test_hollow_steps_launch(family, toy):
+    for kind, variant in [("tree", None), *(("chain", variant) for variant in bench_modes.IN_LAYOUTS)]:
+        bench_modes.run_hollow(bench_modes.Case(family, 4, kind), variant, 2)
+
+
+def test_needs_no_sglang_but_its_kernels():
+    """The package's windows and draft slots run where only SGLang's kernel files are."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(graph_timing.ROOT / "tests" / "bench")!r})
+sys.modules["sglang"] = None
+import step
+assert sys.modules["sglang_mamba_mtp.window"].__file__.startswith({str(graph_timing.ROOT)!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
