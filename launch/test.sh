@@ -28,8 +28,8 @@ say "ruff, mypy"
 "$PYTHON" -m mypy || failed=1
 
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
-# into transformers, whose configurations SGLang replaces when it is imported: neither shares a process with SGLang.
-suites=("tests/kernels tests/train" "tests --ignore=tests/kernels --ignore=tests/train")
+# into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each.
+suites=("tests/train" "tests/kernels" "tests --ignore=tests/kernels --ignore=tests/train")
 [ ${#arguments[@]} -eq 0 ] || suites=("")
 
 logs="$(mktemp -d)"

@@ -34,13 +34,21 @@ def sglang_version() -> str | None:
         return None
 
 
-def is_supported(version: str) -> bool:
-    """Whether ``version`` lies in the supported range (suffixes such as ``.post1`` or ``+cu130`` do not matter)."""
+def numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of ``version`` (suffixes such as ``.post1`` or ``+cu130`` do not matter), or ()."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
-        return False
-    numbers = tuple(int(part) for part in match.groups())
-    return SUPPORTED_MIN <= numbers < SUPPORTED_BELOW
+    return () if match is None else tuple(int(part) for part in match.groups())
+
+
+def version_numbers() -> tuple[int, ...]:
+    """The installed SGLang's; the oldest supported where there is none (kernels are also used without SGLang)."""
+    version = sglang_version()
+    return SUPPORTED_MIN if version is None else numbers(version)
+
+
+def is_supported(version: str) -> bool:
+    """Whether ``version`` lies in the supported range."""
+    return SUPPORTED_MIN <= numbers(version) < SUPPORTED_BELOW
 
 
 def require_supported_version() -> str:
@@ -130,8 +138,7 @@ _KVC = "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator"
 def _mamba_component() -> str:
     """Where the radix cache's mamba component lives: the module was renamed after 0.5.17."""
     package = "sglang.srt.mem_cache.unified_cache.components"
-    version = sglang_version()
-    old = version is not None and tuple(int(part) for part in re.findall(r"\d+", version)[:3]) <= (0, 5, 17)
+    old = version_numbers() <= (0, 5, 17)
     return f"{package}.{'mamba_component' if old else 'mamba'}:MambaComponent"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from mamba_mtp_kernels import gdn, mamba2
 
+from . import compat
 from .drafts import VerifyOp
 from .modes import GDN, MAMBA2
 from .window import FoldOp, TokenField, WindowLayout
@@ -46,8 +47,8 @@ class GdnFamily:
 
     @staticmethod
     def slots(device: torch.device) -> VerifyOp:
-        """The verify of slots mode for tensors on ``device``."""
-        return gdn.ops_for(device).verify_slots
+        """The verify of slots mode for tensors on ``device``, with the installed SGLang's bits."""
+        return gdn.ops_for(device, compat.version_numbers()).verify_slots
 
     @staticmethod
     def fold(device: torch.device, model: Any) -> FoldOp:
@@ -78,8 +79,8 @@ class Mamba2Family:
 
     @staticmethod
     def slots(device: torch.device) -> VerifyOp:
-        """The verify of slots mode for tensors on ``device``."""
-        return mamba2.ops_for(device).mamba2_verify_slots
+        """The verify of slots mode for tensors on ``device``, with the installed SGLang's bits."""
+        return mamba2.ops_for(device, compat.version_numbers()).mamba2_verify_slots
 
     @staticmethod
     def fold(device: torch.device, model: Any) -> FoldOp:

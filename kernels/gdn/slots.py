@@ -124,24 +124,28 @@ def _slots_kernel(
 class SlotsConfig:
     """How gdn_verify_slots is cut up: block_v values a program, a power of two.
 
-    Bits are the same from 4 to 32 values of heads with K = V = 128 (tests/kernels/gdn/test_gpu.py).
+    Bits may depend on it: a compiler lays sums out by the tile.
     """
 
     block_v: int
 
 
-def default_config(*, batch: int, dims: tuple[int, int], layouts: bool, hopper: bool) -> SlotsConfig:
-    """The configuration gdn_verify_slots uses: dims (K, V); layouts: a state_layout is given; hopper: compute 9.x.
+def default_config(
+    *, batch: int, dims: tuple[int, int], layouts: bool, hopper: bool, sglang: tuple[int, ...] = (0, 5, 23)
+) -> SlotsConfig:
+    """The configuration gdn_verify_slots uses: dims (K, V); layouts: a state_layout is given; hopper: compute 9.x;
+    sglang: the version whose bits are wanted.
 
-    SGLang 0.5.23's rule, so that the compiler meets the tiles whose sums it is to repeat. The columns of a wide tile
-    that may turn its layout take more registers than there are.
+    SGLang's rule, which 0.5.23 changed, so that the compiler meets the tiles whose sums it is to repeat: on an H100 a
+    chain of narrow tiles sums otherwise than one of wide tiles. The columns of a wide tile that may turn its layout
+    take more registers than there are.
     """
     key, value = dims
     if (key, value) != (128, 128):
         return SlotsConfig(min(triton.next_power_of_2(value), 32))
     if layouts:
         return SlotsConfig(8)
-    return SlotsConfig(4 if hopper and batch <= 64 else 32)
+    return SlotsConfig(4 if hopper and batch <= 64 and sglang >= (0, 5, 23) else 32)
 
 
 def constants_for(
@@ -171,6 +175,7 @@ def gdn_verify_slots(
     state_layout: torch.Tensor | None = None,
     write_layout: int = VK,
     config: SlotsConfig | None = None,
+    sglang: tuple[int, ...] = (0, 5, 23),
 ) -> torch.Tensor:
     """Score the N draft nodes of each of B rows from the state in its read slot; a state a node to its write slot.
 
@@ -185,6 +190,7 @@ def gdn_verify_slots(
         states[write_slots[b, i]] [S, HV, V, K] (any slot stride) of node i. write_slots [>=B, N] int32 or int64, any
         row stride; <= 0: not written, and then no parent in a tree. No two nodes share a slot. A row's read slot may be
         one of its own write slots if its layout is write_layout, and is no other row's.
+    sglang: the version whose launch shape to follow, and so whose bits, where config is None.
     Returns o [B*N, HV, V], q's dtype. Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch = read_slots.shape[0]
@@ -227,7 +233,9 @@ def gdn_verify_slots(
         return out
     if config is None:
         hopper = q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device)[0] == 9
-        config = default_config(batch=batch, dims=(dim_k, dim_v), layouts=state_layout is not None, hopper=hopper)
+        config = default_config(
+            batch=batch, dims=(dim_k, dim_v), layouts=state_layout is not None, hopper=hopper, sglang=sglang
+        )
     constants = constants_for(
         config,
         heads=(heads_k, heads_v),

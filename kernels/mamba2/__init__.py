@@ -5,6 +5,7 @@ Slots: slots.py scores it by plain recurrence and leaves every node's state in t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,15 +19,18 @@ class Mamba2Ops(NamedTuple):
     mamba2_verify_slots: Callable[..., torch.Tensor]
 
 
-def ops_for(device: torch.device | str) -> Mamba2Ops:
-    """Triton on a CUDA device, PyTorch on the CPU. Call once, at construction."""
+def ops_for(device: torch.device | str, sglang: tuple[int, ...] = (0, 5, 23)) -> Mamba2Ops:
+    """Triton on a CUDA device, PyTorch on the CPU. Call once, at construction.
+
+    sglang: the version whose bits mamba2_verify_slots has.
+    """
     kind = torch.device(device).type
     if kind == "cuda":
         from .fold import mamba2_fold
         from .slots import mamba2_verify_slots
         from .verify import mamba2_verify
 
-        return Mamba2Ops(mamba2_verify, mamba2_fold, mamba2_verify_slots)
+        return Mamba2Ops(mamba2_verify, mamba2_fold, partial(mamba2_verify_slots, sglang=sglang))
     if kind == "cpu":
         from .reference import mamba2_fold_reference, mamba2_verify_reference, mamba2_verify_slots_reference
 

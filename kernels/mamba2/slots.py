@@ -174,6 +174,7 @@ def mamba2_verify_slots(
     write_layout: int = VK,
     out: torch.Tensor | None = None,
     tiling: SlotsTiling | None = None,
+    sglang: tuple[int, ...] = (0, 5, 23),
 ) -> torch.Tensor:
     """Outputs of the B trees of N nodes; returns y [B*N, nheads, headdim] in x's dtype (or `out`, written in place).
 
@@ -197,7 +198,7 @@ def mamba2_verify_slots(
                 [S] uint8, VK or KV: the layout of each slot read. None: all VK.
     write_layout
                 VK or KV: the layout of what is written; the caller sets state_layout. KV needs a state_layout.
-    tiling      launch shape, None for stock_tiling(dstate).
+    tiling      launch shape, None for that of the SGLang version whose bits are wanted (arguments.stock_tiling).
     """
     tokens, nheads, headdim = x.shape
     ngroups, dstate = B.shape[1], B.shape[2]
@@ -252,7 +253,7 @@ def mamba2_verify_slots(
     )
     if tokens == 0:
         return y
-    tiling = tiling or stock_tiling(dstate)
+    tiling = tiling or stock_tiling(dstate, sglang)
     low, high = dt_limits or (0.0, 0.0)
     _mamba2_slots_kernel[(triton.cdiv(headdim, tiling.block_p), batch, nheads)](
         x,

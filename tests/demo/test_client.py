@@ -111,9 +111,7 @@ class _Server:
 def test_questions_are_asked_together_and_answered_in_order():
     steps = []
     prompts = [[n] for n in range(6)]
-    batch = client.ask_all(
-        _Server(3), prompts, max_new_tokens=8, parallel=3, on_answer=lambda: steps.append(1)
-    )
+    batch = client.ask_all(_Server(3), prompts, max_new_tokens=8, parallel=3, on_answer=lambda: steps.append(1))
     assert [list(a.tokens) for a in batch.answers] == prompts
     assert len(steps) == 6
 

@@ -31,6 +31,11 @@ def stock_module() -> ModuleType:
     pytest.skip("no stock kernel: " + "; ".join(reasons))
 
 
+def stock_version(module: ModuleType) -> tuple[int, int, int]:
+    """The version `module` is of: the older keeps its kernels elsewhere."""
+    return (0, 5, 17) if module.__name__ == MODULES[1] else (0, 5, 23)
+
+
 @triton.jit
 def _divided_by_norm(x):
     return x / (tl.sqrt(tl.sum(x * x) + 1e-6))

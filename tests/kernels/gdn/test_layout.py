@@ -1,4 +1,4 @@
-"""Slots in either layout: a batch of mixed ones gives the bits of a batch that is all [V, K], K = V or not."""
+"""Slots in either layout: a batch of mixed ones gives what a batch that is all [V, K] does, K = V or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from mamba_mtp_kernels.common.layout import KV, VK
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference
 
-from ..helpers import assert_same_bits, rms_ratio
+from ..helpers import assert_same_bits, assert_same_numbers, rms_ratio
 from .case import WINDOWS, Case, make_case
 from .checks import FLOAT32_LIMIT, implementation
 from .slots_case import make_slots_case, turned, turned_back
@@ -74,9 +74,9 @@ def test_verify(which: str, K: int, V: int, state_dtype: torch.dtype, device: to
     bits = layout.clone()
     expected, out = plain.run(verify), ours.run(verify, state_layout=layout)
     turn_slots(ours.tensors["checkpoint"], layout, turned_back)
-    assert_same_bits("o", out, expected)
+    assert_same_numbers("o", out, expected)
     for name, tensor in plain.tensors.items():
-        assert_same_bits(name, ours.tensors[name], tensor)
+        assert_same_numbers(name, ours.tensors[name], tensor)
     assert_same_bits("state_layout", layout, bits)
 
 
@@ -86,8 +86,8 @@ def test_verify_with_all_bits_vk(which: str, device: torch.device) -> None:
     plain = verify_case(device=device)
     ours, layout = mixed(plain, [VK] * 6)
     turn_slots(ours.tensors["checkpoint"], layout, turned_back)  # the spare slots': nothing but NaN
-    assert_same_bits("o", ours.run(verify, state_layout=torch.zeros_like(layout)), plain.run(verify))
-    assert_same_bits("checkpoint", ours.tensors["checkpoint"], plain.tensors["checkpoint"])
+    assert_same_numbers("o", ours.run(verify, state_layout=torch.zeros_like(layout)), plain.run(verify))
+    assert_same_numbers("checkpoint", ours.tensors["checkpoint"], plain.tensors["checkpoint"])
 
 
 @BOTH
@@ -126,7 +126,7 @@ def test_fold(
     # what the caller does after a fold
     layout[dst[2:5].to(device)] = write_layout
     turn_slots(ours, layout, turned_back)
-    assert_same_bits("checkpoint", ours, plain)
+    assert_same_numbers("checkpoint", ours, plain)
 
 
 @BOTH
@@ -146,8 +146,8 @@ def test_slots(
         plain = make_slots_case(**shape, own_slot=own_slot)
         ours = make_slots_case(**shape, own_slot=own_slot, layouts=layouts, write_layout=write_layout)
         plain_states = plain.states.clone()
-        assert_same_bits("o", ours.run(slots_op(which)), plain.run(slots_op(which)))
-        assert_same_bits("states", ours.states_written(), plain.states_written())
+        assert_same_numbers("o", ours.run(slots_op(which)), plain.run(slots_op(which)))
+        assert_same_numbers("states", ours.states_written(), plain.states_written())
         others = torch.ones(plain.states.shape[0], dtype=torch.bool)
         others[plain.written().reshape(-1)] = False
         others[plain.read_slots[plain.read_slots > 0].cpu().long()] = False

@@ -10,10 +10,10 @@ import torch
 from mamba_mtp_kernels.common.layout import KV, VK
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference
 
-from ..helpers import assert_same_bits, rms_ratio
+from ..helpers import assert_same_bits, assert_same_numbers, rms_ratio
 from .checks import FLOAT32_LIMIT
 from .slots_case import SlotsCase, check_slots, make_slots_case, oracle
-from .stock import normalise_as, stock_module, stock_verify
+from .stock import normalise_as, stock_module, stock_verify, stock_version
 
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
 TREE = pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -114,14 +114,14 @@ def test_strong_decay(which: str, gate_shift: float, device: torch.device) -> No
 @BOTH
 @STATE
 def test_tree_that_is_a_chain(which: str, state_dtype: torch.dtype, device: torch.device) -> None:
-    """In float32 the same bits; a bf16 tree goes on from rounded states, at SGLang as here."""
+    """In float32 the same; a bf16 tree goes on from rounded states, at SGLang as here."""
     chain = make_slots_case(batch=2, nodes=5, state_dtype=state_dtype, device=device)
     tree = chain.clone()
     tree.parents = torch.arange(-1, 4, dtype=torch.int32, device=device).expand(2, 5).contiguous()
     ours, theirs = check(which, chain), check(which, tree)
     if state_dtype == torch.float32 or which == "reference":
-        assert_same_bits("o", theirs, ours)
-        assert_same_bits("states", tree.states, chain.states)
+        assert_same_numbers("o", theirs, ours)
+        assert_same_numbers("states", tree.states, chain.states)
 
 
 @BOTH
@@ -155,8 +155,14 @@ def test_same_bits_as_stock(
     K: int, V: int, dtype: torch.dtype, layouts: bool, state_dtype: torch.dtype, tree: bool, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of float32 inputs too: their outputs are not rounded and hide nothing."""
+    """Of float32 inputs too: their outputs are not rounded and hide nothing.
+
+    On a GPU of the heads that GDN models have, read as [V, K]: how a compiler lays out the sums of other tiles, or of
+    tiles that may turn, is its own affair.
+    """
     module = stock_module()
+    if device.type == "cuda" and ((K, V) != (128, 128) or layouts):
+        pytest.skip("no bits are promised on a GPU")
     if device.type == "cpu":
         normalise_as(module, monkeypatch)
     case = make_slots_case(
@@ -164,7 +170,7 @@ def test_same_bits_as_stock(
         layouts=[VK] * 3 if layouts else None, device=device, seed=K,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
-    ours = case.run(implementation("triton"))
+    ours = case.run(implementation("triton"), sglang=stock_version(module))
     assert_same_bits("o", ours, theirs)
     assert_same_bits("states", case.states_written(), states)
 

@@ -10,7 +10,7 @@ from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference
 from mamba_mtp_kernels.mamba2.slots import mamba2_verify_slots
 
-from ..helpers import assert_close, assert_same_bits
+from ..helpers import assert_close, assert_same_bits, assert_same_numbers
 from .slots_case import SlotsCase, Stock, make_slots_case, turn
 
 IMPLEMENTATIONS = [
@@ -194,18 +194,18 @@ def test_a_rejected_branch_does_not_matter(op, device):
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("headdim", "dstate"), [(12, 16), (20, 24), (64, 16)])
-def test_layouts_change_no_bits(op, write_layout, tree, state_dtype, headdim, dstate, device):
+def test_layouts_change_nothing(op, write_layout, tree, state_dtype, headdim, dstate, device):
     """Rows of both layouts in one batch: outputs and states of the VK run, these lying as write_layout says."""
     options = {"batch": 4, "nodes": 5, "tree": tree, "headdim": headdim, "dstate": dstate, "state_dtype": state_dtype}
     options |= {"padding": (3,), "strided": True, "device": device}
     plain = make_slots_case(**options)
     mixed = make_slots_case(**options, kv=(0, 2), write_layout=write_layout)
-    assert_same_bits("y", mixed.run(op), plain.run(op))
+    assert_same_numbers("y", mixed.run(op), plain.run(op))
     slots = [slot for _, slot in plain.written()]
     states = mixed.tensors["states"].clone()
     if write_layout == KV:
         turn(states, slots, back=True)
-    assert_same_bits("states", states[slots], plain.tensors["states"][slots])
+    assert_same_numbers("states", states[slots], plain.tensors["states"][slots])
     case = make_slots_case(**options, kv=(0, 2), write_layout=write_layout)
     others = [slot for slot in range(states.shape[0]) if slot not in slots]
     assert_same_bits("other slots", mixed.tensors["states"][others], case.tensors["states"][others])
