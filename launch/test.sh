@@ -30,7 +30,9 @@ say "ruff, mypy"
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
 # into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each.
 suites=("tests/train" "tests/kernels" "tests --ignore=tests/kernels --ignore=tests/train")
-[ ${#arguments[@]} -eq 0 ] || suites=("")
+for argument in ${arguments[@]+"${arguments[@]}"}; do
+    [ ! -e "${argument%%::*}" ] || suites=("") # tests were named: those, and nothing else
+done
 
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
