@@ -157,7 +157,7 @@ def test_slots_have_the_bits_of_stock(
 
     module = stock_module()
     case = make_slots_case(
-        batch=batch, nodes=nodes, tree=tree, dtype=dtype, state_dtype=state_dtype, strided=True, device="cuda",
+        batch=batch, nodes=nodes, tree=tree, dtype=dtype, state_dtype=state_dtype, device="cuda",
         **QWEN3_NEXT,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
