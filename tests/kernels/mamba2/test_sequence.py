@@ -17,8 +17,8 @@ from ..helpers import assert_close, path_to, random_tree_parents, tree_links
 # the RMS over all steps, 1.4e-7 in the worst of 4096. (Verify's worst step against its outputs, 1.1e-6 on an H100, is
 # 1.2e-7 so measured: its terms are 9.1 times its outputs.)
 STEP_LIMIT = 3e-7  # of any one step
-# RMS over all steps: float32's own rounding unit. Plain float32 recurrence: 2.6e-8, the references: 4.1e-8, an H100, whose
-# products of float32 inputs are three tf32 passes: 8.0e-8.
+# RMS over all steps: float32's own rounding unit. Plain float32 recurrence has 2.6e-8, the references 4.1e-8, an H100,
+# whose products of float32 inputs are three tf32 passes, 8.0e-8.
 RMS_LIMIT = 2.0**-23
 
 KERNELS = (mamba2_verify, commit_window, mamba2_fold)
