@@ -124,8 +124,10 @@ SOLO = {
     "max_running_requests": 1,
     "extra": {"cuda_graph_bs_decode": [1]},
     "chunked_prefill_size": EngineSpec.chunked_prefill_size,
+    "radix": "extra_buffer",
 }
-"""The second plain engine of 16 bits: one request at a time, prompts in the chunks of the engines under test."""
+"""The second plain engine of 16 bits: one request at a time, prompts in chunks and on top of cached states, as in the
+engines under test."""
 
 
 class Engines:
