@@ -150,6 +150,7 @@ def engine(options: dict[str, Any]) -> dict[str, Any]:
 
     load_plugins()
     fix_memory(options["memory_gib"])
+    attention = "torch_native" if device == "cpu" else ATTENTION[options["family"]]
     spec = EngineSpec(
         model=options["model"],
         spec="NEXTN",
@@ -160,7 +161,7 @@ def engine(options: dict[str, Any]) -> dict[str, Any]:
         dtype="float32" if device == "cpu" else "bfloat16",
         max_running_requests=options["max_running_requests"],
         extra={
-            "attention_backend": "torch_native" if device == "cpu" else ATTENTION[options["family"]],
+            **dict.fromkeys(("attention_backend", "prefill_attention_backend", "decode_attention_backend"), attention),
             "load_format": "dummy",
             "disable_cuda_graph": True,
             "max_mamba_cache_size": None,

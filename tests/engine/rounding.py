@@ -26,11 +26,6 @@ class Spread:
     states: int
 
     @property
-    def state_bound(self) -> float:
-        """How far a state may be off."""
-        return FACTOR * self.state
-
-    @property
     def tie(self) -> float:
         """A lead below this is a tie."""
         return FACTOR * self.lead

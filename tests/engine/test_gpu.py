@@ -124,7 +124,7 @@ SOLO = {
     "max_running_requests": 1,
     "extra": {"cuda_graph_bs_decode": [1]},
     "chunked_prefill_size": EngineSpec.chunked_prefill_size,
-    "radix": "extra_buffer",
+    "radix": "no_buffer",
 }
 """The second plain engine of 16 bits: one request at a time, prompts in chunks and on top of cached states, as in the
 engines under test."""
@@ -208,6 +208,8 @@ def engines(request, checkpoint) -> Engines:
         cells[cell] = None
         if cell.kind == "eager":
             cells[_captured(cell)] = None
+        if cell.dtype != "float32":
+            cells[_stock(cell)] = None
     return Engines(list(cells), checkpoint)
 
 
@@ -238,22 +240,38 @@ def test_float32(cell, engines):
     _check_equal(cell, engines)
 
 
+BFLOAT16_CAP = 0.1
+"""Relative error of a state in 16 bits that nothing may exceed; a wrong node's state is off by more than 1."""
+
+
 @pytest.mark.parametrize("cell", _cells("nextn-tree", OWN_LAYOUT, dtype="bfloat16"))
 def test_bfloat16(cell, engines):
-    """Tokens and states are as far from the plain engine's as those of another plain engine."""
+    """Tokens differ at ties only; states are no further from the plain engine's than stock's verify takes them.
+
+    A verify multiplies other matrix shapes than a decode does, which plain engines do not show: `snapshot` does.
+    """
     result, plain = engines[cell]
     _check_engine(cell, result)
     limits = engines.spread(cell)
     wrong, ties = rounding.token_differences(result, plain, limits.tie)
     print(f"; spread {limits.state:.1e} ({limits.states} states), leads {limits.lead:.1e}; {len(ties)} ties", end="")
     assert not wrong, f"{len(wrong)} requests differ at no tie ({limits.tie:.1e}):\n  " + "\n  ".join(wrong)
-    comparison = compare_states(result, limits.state_bound)
-    print(f"; {comparison.compared} states, worst {comparison.worst:.1e} ({comparison.worst_where})", end="")
+    stock = compare_states(engines[_stock(cell)][0], BFLOAT16_CAP)
+    stock.check()
+    comparison = compare_states(result, min(BFLOAT16_CAP, rounding.FACTOR * max(limits.state, stock.worst)))
+    print(
+        f"; stock {stock.worst:.1e}; {comparison.compared} states, worst {comparison.worst:.1e} ({comparison.worst_where})",
+        end="",
+    )
     comparison.check()
 
 
 def _captured(cell: Cell) -> Cell:
     return replace(cell, kind="")
+
+
+def _stock(cell: Cell) -> Cell:
+    return replace(cell, case=replace(cell.case, mode="snapshot"))
 
 
 @pytest.mark.parametrize("cell", _cells("nextn-tree", DEFAULT_MODES, kind="eager"))
