@@ -48,7 +48,7 @@ def toy(monkeypatch):
     normalise_as(recurrent, monkeypatch)
     for family in (common, conv1d, gdn, mamba2):
         launchers = family.ops_for("cuda")
-        monkeypatch.setattr(family, "ops_for", lambda _, launchers=launchers: launchers)
+        monkeypatch.setattr(family, "ops_for", lambda *_, launchers=launchers: launchers)
     monkeypatch.setattr(bench_modes, "ops_for", common.ops_for)
     from sglang.kernels.ops.mamba import causal_conv1d_triton
     from sglang.kernels.ops.mamba.triton_ops import mamba_ssm
