@@ -4,6 +4,7 @@ slots.py, for slots mode, convolves and writes the window after every node."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,5 +31,7 @@ def ops_for(device: torch.device | str) -> Conv1dOps:
     if kind == "cpu":
         from .reference import commit_conv_reference, conv1d_verify_reference, conv1d_verify_slots_reference
 
-        return Conv1dOps(conv1d_verify_reference, commit_conv_reference, conv1d_verify_slots_reference)
+        # The CPU engine's own convolution multiplies in float32, whatever the inputs: a verify must see what it sees.
+        verify = partial(conv1d_verify_reference, compute_dtype=torch.float32)
+        return Conv1dOps(verify, commit_conv_reference, conv1d_verify_slots_reference)
     raise ValueError(f"no kernels for device type {kind!r}: expected 'cuda' or 'cpu'")

@@ -2,7 +2,8 @@
 
 Same keyword signatures as the Triton launchers, and the verifies take `compute_dtype`: torch.float64 is the oracle.
 None computes as the kernel does (tap products in the operands' common dtype, float32 sum), or, in slots mode, as the
-CPU engine's own verify does (sglang_mamba_mtp/cpu/conv1d_ops.py), whose bits it has to give.
+CPU engine's own verify does (sglang_mamba_mtp/cpu/conv1d_ops.py), whose bits it has to give. torch.float32 makes replay
+mode's agree with that too.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def conv1d_verify_reference(
     elif activation is not None:
         raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
     out = torch.where(real[:, None, None], acc, 0).reshape(batch * nodes, dim)
-    return out.to(x.dtype) if compute_dtype is None else out
+    return out if compute_dtype == torch.float64 else out.to(x.dtype)
 
 
 def conv1d_verify_slots_reference(
@@ -120,7 +121,7 @@ def conv1d_verify_slots_reference(
     windows = torch.cat([old, inputs.to(old.dtype)], dim=1)[each_row, column[:, :, 1:]].transpose(2, 3)
     written = real[:, None] & (write_slots > 0)
     conv_states[write_slots[written].to(torch.int64)] = windows[written]
-    return out.to(x.dtype) if compute_dtype is None else out
+    return out if compute_dtype == torch.float64 else out.to(x.dtype)
 
 
 def commit_conv_reference(

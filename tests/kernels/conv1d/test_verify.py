@@ -215,5 +215,25 @@ def test_errors_name_the_argument(device):
 
 
 def test_ops_for():
-    assert ops_for("cpu").conv1d_verify is conv1d_verify_reference
+    assert ops_for("cpu").conv1d_verify.func is conv1d_verify_reference
     assert ops_for("cuda").conv1d_verify is conv1d_verify
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_cpu_engine_convolves_alike_in_every_mode(dtype):
+    """Replay's op for a CPU and slots mode's, which has the bits of the CPU engine's own convolution."""
+    case = Case(chain_parents(3, 5), dim=40, dtype=dtype, state_dtype=dtype)
+    ops = ops_for("cpu")
+    ours, _ = case.run(ops.conv1d_verify, torch.device("cpu"))
+    theirs = ops.conv1d_verify_slots(
+        case.x,
+        conv_states=case.states.clone(),
+        weight=case.weight,
+        bias=case.bias,
+        activation="silu",
+        read_slots=case.slots,
+        write_slots=torch.zeros(3, 5, dtype=torch.int32),
+        parents=None,
+    )
+    # products rounded to bf16 would be off by 2e-3
+    assert_close("y", ours, theirs, 1e-6 if dtype == torch.float32 else 2e-4)
