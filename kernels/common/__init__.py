@@ -3,7 +3,7 @@
 tree.py         draft trees
 commit.py       replay mode's windows, schedule.py: the order in which their rows run
 slots.py        slots mode's indices: where each request's newest state lies
-layout.py       the two layouts of a recurrent state, turn.py: from one into the other
+layout.py       the two layouts of a recurrent state, turn.py: from one into the other, tile.py: a tile of either
 move.py         copies of whole slots
 """
 

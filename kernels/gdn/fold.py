@@ -5,7 +5,7 @@ over the first counts[b] tokens of a window, from their raw inputs, in order, in
 nothing accumulates that plain decode would not. The arithmetic is tiles.fold_tile, the same a verify's own fold runs,
 in tiles of the same shape: bit for bit the same state.
 
-Layouts: checkpoint [L, S, HV, V, K], or [L, S, HV, K, V] in slots whose bit says so (layouts.py); window_k
+Layouts: checkpoint [L, S, HV, V, K], or [L, S, HV, K, V] in slots whose bit says so (common/tile.py); window_k
 [L, R, C, H, K], window_v [L, R, C, HV, V], window_g and window_beta [L, R, C, HV]. One program does one (layer, row,
 value head, tile of values).
 """
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from ..common.layout import VK
-from .layouts import IS_KV, check_layout, load_state, store_state
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .tiles import FACTORS, fold_tile, make_factors, per_k, per_row
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

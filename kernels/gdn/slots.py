@@ -8,7 +8,7 @@ arithmetic this kernel follows operation by operation: a column of state per lan
 along a chain the state stays in registers, in a tree a node continues from its parent's state as stored. SGLang 0.5.17
 divides q and k by their norms where 0.5.23 multiplies by the norm's reciprocal; on a GPU both are that product.
 
-Layouts: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (layouts.py). One program does one (row,
+Layouts: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py). One program does one (row,
 value head, tile of values), all nodes: nobody else reads or writes its part of any slot.
 """
 
@@ -29,7 +29,7 @@ from ..common.checks import (
     check_shape,
 )
 from ..common.layout import VK
-from .layouts import IS_KV, check_layout, load_state, store_state
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -9,7 +9,7 @@ row with more than `fold_threshold` pending tokens folds them into its checkpoin
 One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
 arguments, never from window entries that another program stores.
 
-Layouts: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (layouts.py); window_k [R, C, H, K],
+Layouts: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); window_k [R, C, H, K],
 window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
 """
 
@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
-from .layouts import IS_KV, check_layout, load_state, store_state
 from .prepare import prepare_kernel
 from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, per_k, per_row, split
 

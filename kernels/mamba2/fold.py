@@ -6,7 +6,7 @@ settle: src = dst = slot, count = pending[slot]. Snapshot: dst = the slot the ra
 Exact recurrence (replay.py), so the result does not depend on when it is called.
 
 Layouts: checkpoint [L, S, nheads, headdim, dstate], or [L, S, nheads, dstate, headdim] in slots whose bit
-says KV (layouts.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
+says KV (common/tile.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
 [L, R, C, nheads] float32. A program owns BLOCK_P rows of one head's state.
 """
 
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from ..common.layout import VK
-from .layouts import IS_KV, check_layout, load_state, store_state
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

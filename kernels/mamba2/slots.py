@@ -23,8 +23,8 @@ import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from ..common.layout import VK
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .arguments import SlotsTiling, per_head, stock_tiling
-from .layouts import IS_KV, check_layout, load_state, store_state
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -18,7 +18,7 @@ tensor-core passes give float32 accuracy. A 16-bit checkpoint is exact too and t
 tf32x3.
 
 Layouts: x, y, z [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; checkpoint
-[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots whose bit says KV (layouts.py); windows keyed by
+[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots whose bit says KV (tile.py); windows keyed by
 row, position order[row, j] holding pending token j, order[row, p+i] receiving node i. A program owns one head of one
 row (or some of its headdim blocks) and keeps node and window coefficients in registers while it streams the state past
 them.
@@ -35,8 +35,8 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .arguments import per_head
-from .layouts import IS_KV, check_layout, load_state, store_state
 from .replay import inside, replay_tokens
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

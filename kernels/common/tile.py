@@ -1,8 +1,9 @@
-"""A tile of state in float32 registers, from and to a slot in either layout (common/layout.py).
+"""A tile of state in float32 registers, from and to a slot in either layout (layout.py).
 
-Kernels compute in the tile that [headdim, dstate] (VK) gives them, whichever way a slot lies: sums over dstate run in
-one order and the bits of a state do not depend on the layout of any slot. The compiler lays a tile out as the load it
-meets last, hence VK after KV below, and both in one place; a KV tile is turned in shared memory on its way.
+Kernels of every family compute in the tile that VK gives them, whichever way a slot lies, so that sums over the last
+axis run in one order. The compiler lays a tile out as the load it meets last, hence VK after KV below, and both in one
+place; a KV tile is turned in shared memory on its way. (Variants with and without LAYOUTS are compiled apart all the
+same, and may contract products differently.)
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_inner_contiguous, check_shape
-from ..common.layout import KV, VK
+from .checks import check_dtype, check_inner_contiguous, check_shape
+from .layout import KV, VK
 
 IS_KV = tl.constexpr(KV)
 
