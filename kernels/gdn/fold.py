@@ -19,7 +19,7 @@ import triton.language as tl
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
 from ..common.layout import VK
 from ..common.tile import IS_KV, check_layout, load_state, store_state
-from .tiles import FACTORS, fold_tile, make_factors, per_k, per_row
+from .tiles import FACTORS, fold_tile, make_factors, may_fuse, per_k, per_row
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # the largest tile, its K pieces and its warps: those of a verify, whose fold then is this one bit for bit
@@ -181,5 +181,5 @@ def gdn_fold(
         window_k.stride(0), window_k.stride(1), window_k.stride(2),
         window_v.stride(0), window_v.stride(1), window_v.stride(2),
         window_g.stride(0), window_g.stride(1), window_g.stride(2),
-        **constants, num_warps=NUM_WARPS, maxnreg=REGISTERS,
+        **constants, num_warps=NUM_WARPS, maxnreg=REGISTERS, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip

@@ -18,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import FACTORS, exp_rn, log1p_rn, make_factors, per_k, per_row, split, store_factors, sum_over_k
+from ..common.elementary import exp_rn, softplus_rn
+from .tiles import FACTORS, make_factors, per_k, per_row, split, store_factors, sum_over_k
 
 
 @triton.jit
@@ -28,8 +29,7 @@ def gates(a, b, A_log, dt_bias):
     Its arithmetic takes the approximate exponential and logarithm; these two go into every later state, hence *_rn.
     """
     x = a.to(tl.float32) + dt_bias.to(tl.float32)
-    softplus = tl.where(x <= 20.0, log1p_rn(exp_rn(tl.minimum(x, 20.0))), x)
-    return -exp_rn(A_log.to(tl.float32)) * softplus, 1.0 / (1.0 + exp_rn(tl.minimum(-b.to(tl.float32), 80.0)))
+    return -exp_rn(A_log.to(tl.float32)) * softplus_rn(x), 1.0 / (1.0 + exp_rn(tl.minimum(-b.to(tl.float32), 80.0)))
 
 
 @triton.jit

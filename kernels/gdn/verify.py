@@ -26,7 +26,7 @@ from ..common.checks import check_dtype, check_index, check_inner_contiguous, ch
 from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
 from .prepare import prepare_kernel
-from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, per_k, per_row, split
+from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, may_fuse, per_k, per_row, split
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -306,7 +306,7 @@ def gdn_verify(
         window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_threshold, capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), ancestors.stride(0),
         window_k.stride(0), window_k.stride(1), window_g.stride(0), window_g.stride(1),
-        **prepare, num_warps=config.prepare_warps,
+        **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[(tiles, batch * heads_v)](
         v, checkpoint, state_layout, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
@@ -314,5 +314,6 @@ def gdn_verify(
         window_k.stride(0), window_k.stride(1), window_v.stride(0), window_v.stride(1),
         window_g.stride(0), window_g.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,
+        enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     return out

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common.elementary import exp_rn
+
 
 @triton.jit
 def inside(index, SIZE: tl.constexpr, COVERED: tl.constexpr):
@@ -33,7 +35,7 @@ def _load_token(token, count, window):
 
 @triton.jit
 def _step(state, x, B, dt, A):
-    return state * tl.exp(A * dt) + (B.to(tl.float32) * dt) * x.to(tl.float32)[:, None]
+    return state * exp_rn(A * dt) + (B.to(tl.float32) * dt) * x.to(tl.float32)[:, None]
 
 
 @triton.jit

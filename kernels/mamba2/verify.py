@@ -35,6 +35,7 @@ import triton
 import triton.language as tl
 
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.elementary import softplus_rn
 from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .arguments import per_head
 from .replay import inside, replay_tokens
@@ -99,10 +100,10 @@ def _has_bit(mask, bit):
 
 @triton.jit
 def _node_dt(dt_row, node, stride_dt, bias, low, high, N: tl.constexpr, SOFTPLUS: tl.constexpr, LIMITS: tl.constexpr):
-    """Step sizes after bias, softplus (as stock computes it) and limits; 0 beyond the nodes."""
+    """Step sizes after bias, softplus and limits; 0 beyond the nodes."""
     dt = tl.load(dt_row + node * stride_dt, mask=node < N, other=0.0).to(tl.float32) + bias
     if SOFTPLUS:
-        dt = tl.where(dt <= 20.0, tl.log(tl.exp(dt) + 1), dt)
+        dt = softplus_rn(dt)
     if LIMITS:
         dt = tl.minimum(tl.maximum(dt, low), high)
     return tl.where(node < N, dt, 0.0)
