@@ -30,6 +30,7 @@ from ..common.checks import (
 )
 from ..common.layout import VK
 from ..common.tile import IS_KV, check_layout, load_state, store_state
+from .tiles import may_fuse
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -58,23 +59,23 @@ def _slots_kernel(
     p_out = out + (token * HV + hv) * V + offs_v
 
     slot = tl.load(read_slots + batch_row).to(tl.int64)
-    if slot <= 0:
-        for _ in range(0, nodes):
-            tl.store(p_out, tl.zeros([BV], dtype=out.dtype.element_ty), mask=mask_v)
-            p_out += HV * V
-        return
+    live_nodes = tl.where(slot > 0, nodes, 0)
+    for node in range(live_nodes, nodes):
+        tl.store(p_out + node * (HV * V), tl.zeros([BV], dtype=out.dtype.element_ty), mask=mask_v)
     states += hv * (V * K)
     in_vk = offs_v[None, :] * K + offs_k[:, None]
     in_kv = offs_k[:, None] * V + offs_v[None, :]
     is_kv = False
     write_kv = False
     if LAYOUTS:
-        is_kv = tl.load(state_layout + slot) == IS_KV
+        is_kv = tl.load(state_layout + slot, mask=slot > 0, other=0) == IS_KV
         write_kv = write_layout == IS_KV
-    p_slot = states + slot * stride_slot
-    state = load_state(p_slot + in_vk, p_slot + in_kv, mask_state, is_kv, LAYOUTS)
-    # as SGLang does: -0.0 does not survive it
-    state = tl.zeros([BK, BV], dtype=tl.float32) + state
+    # added to zeros, and what a branch leaves: as in SGLang's kernel, lest the compiler contract other products of the
+    # sums than there (test_slots_arithmetic.py)
+    state = tl.zeros([BK, BV], dtype=tl.float32)
+    if slot > 0:
+        p_slot = states + slot * stride_slot
+        state += load_state(p_slot + in_vk, p_slot + in_kv, mask_state, is_kv, LAYOUTS)
 
     p_q = q + token * stride_q + h * K + offs_k
     p_k = k + token * stride_k + h * K + offs_k
@@ -82,7 +83,7 @@ def _slots_kernel(
     p_a = a + token * stride_a + hv
     p_b = b + token * stride_b + hv
     write_slots += batch_row * stride_write
-    for node in range(0, nodes):
+    for node in range(0, live_nodes):
         if TREE:
             state = state.to(states.dtype.element_ty).to(tl.float32)
             parent = tl.load(parents + batch_row * stride_parents + node)
@@ -248,6 +249,6 @@ def gdn_verify_slots(
         nodes, write_layout,
         q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0), states.stride(0),
         write_slots.stride(0), 0 if parents is None else parents.stride(0),
-        **constants, num_warps=1,
+        **constants, num_warps=1, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     return out
