@@ -70,7 +70,7 @@ def install() -> None:
         layer, dispatch_output
     )
     qwen3_next.fused_qkvzba_split_reshape_cat = split_qkvzba
-    gdn_triton.chunk_gated_delta_rule = _on_gpu(gdn_ops.chunk_gated_delta_rule_cpu)
+    gdn_triton.chunk_gated_delta_rule = _on_gpu(_in_place(gdn_ops.chunk_gated_delta_rule_cpu))
     # 0.5.17's own prefill also numbers its states so that snapshots of all but a batch's first sequence are wrong.
     mamba.mamba_chunk_scan_combined = _on_gpu(mamba2_ops.mamba_chunk_scan_combined)
     HybridLinearKVPool.get_value_buffer = _kv_of_any_layer(HybridLinearKVPool.get_value_buffer)
@@ -83,6 +83,17 @@ def _on_gpu(op: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.device("cuda"):
             return op(*args, **kwargs)
+
+    return run
+
+
+def _in_place(prefill: Callable[..., Any]) -> Callable[..., Any]:
+    """``prefill``, called as 0.5.23 calls its own kernel: it may ask for states to be left as they are."""
+
+    @functools.wraps(prefill)
+    def run(*args: Any, inplace_update: bool = True, **kwargs: Any) -> Any:
+        assert inplace_update, "only multi-item scoring leaves the states as they are"
+        return prefill(*args, **kwargs)
 
     return run
 

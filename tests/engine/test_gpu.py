@@ -292,4 +292,5 @@ def test_plan_stream(cell, engines):
 def test_adaptive(cell, engines):
     """N changes at run time, each N with its own graphs and backend."""
     result = _check_equal(cell, engines)
-    assert {1, 2, 3, 4} <= set(adaptive.node_counts(result))
+    seen = set(adaptive.node_counts(result))  # which of 1 to 6 come up hangs on how many are running, and when
+    assert 1 in seen and len(seen) >= 4, f"N was switched to {seen} only"
