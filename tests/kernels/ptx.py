@@ -38,7 +38,7 @@ def _longest_loop(ptx: str) -> list[str]:
 
 
 def _read(loop: list[str]) -> tuple[dict[str, list[Definition]], list[Store]]:
-    """(definitions of every register in the loop, the stores of four)."""
+    """(definitions of every register in the loop, the stores)."""
     definitions: dict[str, list[Definition]] = {}
     stores = []
     for at, line in enumerate(loop):
@@ -48,8 +48,7 @@ def _read(loop: list[str]) -> tuple[dict[str, list[Definition]], list[Store]]:
         op, arguments = match[1], match[2]
         if op.startswith("st."):
             registers = re.findall(r"%\w+", arguments.split("]")[1])
-            if len(registers) >= 4:
-                stores.append(Store(at, registers))
+            stores.append(Store(at, registers))
             continue
         head, braces, tail = arguments.partition("}")
         if not braces or not head.startswith("{"):
@@ -106,7 +105,7 @@ class _Expressions:
 
 
 def stored_values(ptx: str) -> list[str]:
-    """An expression for each value that the kernel's longest loop stores four at a time, in order.
+    """An expression for each value that the kernel's longest loop stores, in order.
 
     A value that the loop stores and carries to its next turn is named there by its place among the stores.
     """

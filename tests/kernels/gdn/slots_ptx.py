@@ -1,46 +1,24 @@
 """Compile the GDN slots kernel and SGLang's for sm_90 (no GPU needed) and compare their arithmetic.
 
-    python -m tests.kernels.gdn.slots_ptx       # a line a case; exits with 1 where they differ
-
-Not in a process whose Triton interprets.
+python -m tests.kernels.gdn.slots_ptx       # a line a case; exits with 1 where they differ
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
-
 from mamba_mtp_kernels.gdn.slots import _slots_kernel, constants_for, default_config
-from triton import JITFunction, compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from ..ptx import stored_values
+from ..hopper import ptx_of, same_arithmetic
 from .stock import stock_module, stock_version
 
 H, HV, K, V = 16, 32, 128, 128
-FLOATS = {"scale", "softplus_beta", "softplus_threshold", "lower_bound"}
-UNSPECIALISED = {"T", "nodes", "write_layout", "cache_steps"}
-
-
-def ptx_of(kernel: JITFunction, pointers: dict[str, str], constants: dict[str, Any]) -> str:
-    """One warp, three stages, as both launch it. Integers are divisible by 16 but for counts."""
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature, attributes = {}, {}
-    for i, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in FLOATS:
-            signature[name] = "fp32"
-        else:
-            signature[name] = f"*{pointers[name]}" if name in pointers else "i32"
-            if name not in UNSPECIALISED:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1, "num_stages": 3}).asm["ptx"]
+LAUNCH: dict[str, Any] = {
+    "floats": ("scale", "softplus_beta", "softplus_threshold", "lower_bound"),
+    "unspecialised": ("T", "nodes", "write_layout", "cache_steps"),
+    "num_warps": 1,
+}
 
 
 def ours(dtype: str, state: str, tree: bool, batch: int, sglang: tuple[int, ...]) -> str:
@@ -50,10 +28,10 @@ def ours(dtype: str, state: str, tree: bool, batch: int, sglang: tuple[int, ...]
     config = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=sglang)
     constants: dict[str, Any] = constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, layouts=False)
     constants |= {"state_layout": None} | ({} if tree else {"parents": None})
-    return ptx_of(_slots_kernel, pointers, constants)
+    return ptx_of(_slots_kernel, pointers, constants, **LAUNCH)
 
 
-def stocks(kernel: JITFunction, dtype: str, state: str, tree: bool, block_v: int) -> str:
+def stocks(kernel: Any, dtype: str, state: str, tree: bool, block_v: int) -> str:
     pointers = dict.fromkeys(("q", "k", "v", "a", "b", "o"), dtype)
     pointers |= dict.fromkeys(("h0_source", "intermediate_states_buffer"), state)
     pointers |= dict.fromkeys(("A_log", "dt_bias"), "fp32")
@@ -69,14 +47,15 @@ def stocks(kernel: JITFunction, dtype: str, state: str, tree: bool, block_v: int
     constants |= {"stride_retrieve_parent_token_seq": 4 * tree, "stride_retrieve_parent_token_token": 1 * tree}
     for ring in ("rawv", "rawk", "g", "beta"):
         constants |= {f"replayssm_{ring}": None, f"stride_{ring}_slot": 0}
-    return ptx_of(kernel, pointers, constants if tree else constants | {"retrieve_parent_token_ptr": None})
+    constants |= {} if tree else {"retrieve_parent_token_ptr": None}
+    return ptx_of(kernel, pointers, constants, **LAUNCH)
 
 
 def main() -> int:
     module = stock_module()
     version = stock_version(module)
     kernel = module.fused_sigmoid_gating_delta_rule_update_kernel
-    wrong = 0
+    same = True
     for batch in (8, 128) if version >= (0, 5, 23) else (8,):
         for dtype, state, tree in (
             ("fp32", "fp32", False),
@@ -86,15 +65,11 @@ def main() -> int:
             ("bf16", "fp32", True),
             ("bf16", "bf16", True),
         ):
-            config = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=version)
-            got = stored_values(ours(dtype, state, tree, batch, version))
-            want = stored_values(stocks(kernel, dtype, state, tree, config.block_v))
-            differ = sum(a != b for a, b in zip(got, want, strict=True))
-            wrong += differ > 0 or not got
-            shape = "tree" if tree else "chain"
-            print(f"{dtype} inputs, {state} state, {shape}, {config.block_v} values a program: "
-                  f"{differ} of {len(want)} stored values differ", flush=True)  # fmt: skip
-    return 1 if wrong else 0
+            block_v = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=version).block_v
+            case = f"{dtype} inputs, {state} state, {'tree' if tree else 'chain'}, {block_v} values a program"
+            own = ours(dtype, state, tree, batch, version)
+            same &= same_arithmetic(case, own, stocks(kernel, dtype, state, tree, block_v))
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
