@@ -1,8 +1,13 @@
 """Memory: what replay mode needs beside the slots, and what SGLang's sizing is told about it.
 
 SGLang sizes the mamba pool as if every running request held one recurrent state per draft node. Replay mode holds a
-window per request row instead: SGLang is asked to size as without speculation, with the windows' bytes taken off first,
-and the bytes saved become state slots (or KV cache, where the user fixed the number of slots).
+window per request row instead, and there are no more rows than slots for them: with K slots, s bytes a slot, w a
+window, R requests asked for and `ratio` slots a request,
+
+    (K + 1) s + (min(R, K // ratio) + 1) w <= the share of memory that SGLang gives the mamba pool
+
+is solved for the largest K; the one slot and the one row more are padding. The bytes saved become state slots, or KV
+cache where the number of slots is fixed (by the user, or by --disable-radix-cache).
 """
 
 from __future__ import annotations
@@ -60,21 +65,43 @@ def size_with_windows(
         threshold=threshold,
         dtype=configurator.model_config.dtype,
     )
-    rows = compat.request_rows(configurator)
-    windows = layout.bytes_per_row() * (rows + 1)
-    fixed = compat.schedule().max_mamba_cache_size is not None
+    row, requests = layout.bytes_per_row(), compat.request_rows(configurator)
+    automatic, ratio = compat.state_slots_are_automatic(), configurator._calculate_mamba_ratio()
     with _sized_without_speculation(configurator):
-        rest = original(configurator, total_rest_memory - windows / GIB)
-    slots = compat.schedule().max_mamba_cache_size
-    state, ratio = params.mamba_cache_per_req, configurator._calculate_mamba_ratio()
-    stock_slots = slots
-    if not fixed:
+        rest = original(configurator, total_rest_memory)
+    slots = stock_slots = compat.schedule().max_mamba_cache_size
+    state = (total_rest_memory - rest) * GIB / (slots + 1)
+    if automatic:
         share = compat.schedule().mamba_full_memory_ratio
         budget = total_rest_memory * GIB * share / (1 + share)
-        stock_slots = max(0, int((budget - state * (1 + layout.nodes)) // (state * (1 + layout.nodes / ratio))))
-    stock_states = state * layout.nodes * (min(rows, stock_slots // ratio) + 1)
+        drafts = state * layout.nodes
+        stock_slots = max(0, int((budget - state - drafts) // (state + drafts / ratio)))
+        slots = slots_that_fit(budget, state=state, row=row, requests=requests, ratio=ratio)
+        if slots < ratio:
+            raise RuntimeError(
+                f"mamba-mtp: {budget / GIB:.2f} GiB for recurrent states hold no request: a slot takes "
+                f"{state / GIB:.3f} GiB, {ratio} of them and a window of {row / GIB:.3f} GiB are needed for one. Raise "
+                f"--mem-fraction-static or --mamba-full-memory-ratio, or lower --speculative-num-draft-tokens or "
+                f"--mamba-mtp-window."
+            )
+        compat.set_state_slots(slots)
+    windows = row * (min(requests, slots // ratio) + 1)
+    stock_states = int(state * layout.nodes * (min(requests, stock_slots // ratio) + 1))
     logger.info(Sizing(slots, windows, stock_slots, stock_states).message())
-    return rest
+    return total_rest_memory - ((slots + 1) * state + windows) / GIB
+
+
+def slots_that_fit(budget: float, *, state: float, row: int, requests: int, ratio: int) -> int:
+    """The largest K with (K + 1) state + (min(requests, K // ratio) + 1) row <= budget, in bytes; may be negative."""
+
+    def fits(slots: int) -> bool:
+        return (slots + 1) * state + (min(requests, slots // ratio) + 1) * row <= budget
+
+    # both fit: with a window for every request, and with windows as if they came in fractions
+    slots = max(int((budget - row * (requests + 1)) // state) - 1, int((budget - state - row) // (state + row / ratio)))
+    while fits(slots + 1):
+        slots += 1
+    return slots
 
 
 @contextlib.contextmanager

@@ -413,6 +413,18 @@ def schedule() -> Any:
     return importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator").get_schedule()
 
 
+def state_slots_are_automatic() -> bool:
+    """Whether SGLang derives the number of state slots from memory, not from a flag. Ask before it is derived."""
+    module = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+    return schedule().max_mamba_cache_size is None and not module.get_memory().disable_radix_cache
+
+
+def set_state_slots(slots: int) -> None:
+    """Settle the number of state slots, as `KVCacheConfigurator` does."""
+    module = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+    module.get_context().override("mamba_mtp.memory_budget", max_mamba_cache_size=slots)
+
+
 def request_rows(configurator: Any) -> int:
     """The most requests that run at a time on one data-parallel rank."""
     ranks = configurator.ps.attn_dp_size if hasattr(configurator, "ps") else configurator.attn_dp_size

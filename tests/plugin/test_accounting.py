@@ -1,0 +1,145 @@
+"""What replay tells SGLang's sizing, with SGLang's own `_handle_max_mamba_cache` of the installed version."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_mamba_mtp import accounting, compat
+from sglang_mamba_mtp.families import FAMILIES, window_layout
+
+GIB = 1 << 30
+LAYERS, NODES, THRESHOLD = 36, 8, 8
+STATE = LAYERS * (32 * 128 * 128 * 4 + 8192 * 3 * 2)  # Qwen3-Next's heads in float32, its convolution in bfloat16
+RATIO = 3
+
+SHAPE = SimpleNamespace(conv=[(8192, 3)], temporal=(32, 128, 128), num_k_heads_per_tp=16)
+PARAMS = SimpleNamespace(layers=list(range(LAYERS)), mamba_cache_per_req=STATE, shape=SHAPE)
+
+pytestmark = pytest.mark.usefixtures("sglang")
+
+
+class Sizing:
+    """A configurator as far as the sizing looks at one, and the settings it reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, requests: int, slots: int | None = None, radix: bool = True):
+        from sglang.srt.mem_cache import kv_cache_configurator
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        self.original = kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache
+        self.schedule = SimpleNamespace(
+            max_running_requests=requests, max_mamba_cache_size=slots, mamba_full_memory_ratio=0.9
+        )
+        replay = SimpleNamespace(enable_linear_replayssm_spec=False, linear_replayssm_cache_len=16)
+        settings = {
+            "get_schedule": self.schedule,
+            "get_memory": SimpleNamespace(disable_radix_cache=not radix),
+            "get_spec": SimpleNamespace(speculative_num_draft_tokens=NODES),
+            "get_exec": SimpleNamespace(mamba=replay),
+            "get_context": SimpleNamespace(override=lambda source, **fields: vars(self.schedule).update(fields)),
+            "_pd_prefill_skips_mamba_spec_state": False,
+            "kimi_linear_config": None,
+        }
+        for name, value in settings.items():
+            monkeypatch.setattr(kv_cache_configurator, name, lambda *ignored, value=value: value, raising=False)
+        monkeypatch.setattr(compat, "cache_params", lambda model_config: PARAMS)
+        monkeypatch.setattr(compat, "largest_draft", lambda server_args: NODES)
+        self.configurator = SimpleNamespace(
+            mambaish_config=SimpleNamespace(mamba2_cache_params=PARAMS),
+            ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
+            attn_dp_size=1,
+            pp_size=1,
+            spec_algorithm=SpeculativeAlgorithm.EAGLE,
+            server_args=None,
+            model_config=SimpleNamespace(dtype=torch.bfloat16, num_hidden_layers=48),
+            hybrid_gdn_config=None,
+            hybrid_kda_config=None,
+            extra_mamba_cache_bytes_per_req=0,
+            fused_entry_bytes=lambda kind: None,
+            _calculate_mamba_ratio=lambda: RATIO if radix else 1,
+        )
+
+    def stock(self, memory: float) -> tuple[int, float]:
+        """(slots, GiB left) of SGLang's own verify."""
+        given = self.schedule.max_mamba_cache_size
+        rest = self.original(self.configurator, memory)
+        slots, self.schedule.max_mamba_cache_size = self.schedule.max_mamba_cache_size, given
+        return slots, rest
+
+    def replay(self, memory: float) -> tuple[int, float]:
+        rest = accounting.size_with_windows(self.original, self.configurator, memory, family="gdn", threshold=THRESHOLD)
+        assert not self.configurator.spec_algorithm.is_none()
+        return self.schedule.max_mamba_cache_size, rest
+
+
+def window_bytes() -> int:
+    return window_layout(
+        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, threshold=THRESHOLD, dtype=torch.bfloat16
+    ).bytes_per_row()
+
+
+def allocated(slots: int, requests: int, ratio: int = RATIO) -> int:
+    """Bytes of slots and windows; SGLang caps the requests by the slots and both pools have one for padding."""
+    return (slots + 1) * STATE + (min(requests, slots // ratio) + 1) * window_bytes()
+
+
+@pytest.mark.parametrize("requests", [1, 4, 33, 64, 256, 1024, 4096])
+def test_slots_fill_the_pools_share(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a slot more fits, what is charged is what will be allocated, and it is never less than stock gets."""
+    sizing = Sizing(monkeypatch, requests=requests)
+    stock_slots, _ = sizing.stock(16.0)
+    slots, rest = sizing.replay(16.0)
+    budget = 16 * GIB * 0.9 / 1.9
+    assert allocated(slots, requests) <= budget < allocated(slots + 1, requests)
+    assert rest == pytest.approx(16.0 - allocated(slots, requests) / GIB, abs=1e-6)
+    assert slots > 2 * stock_slots
+
+
+def test_more_requests_than_slots_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window is charged for a request that can run, not for one that was asked for."""
+    assert Sizing(monkeypatch, requests=256).replay(16.0) == Sizing(monkeypatch, requests=4096).replay(16.0)
+
+
+@pytest.mark.parametrize("memory", [0.5, 1.0, 3.1, 7.7, 80.0])
+@pytest.mark.parametrize("requests", [2, 48, 500])
+def test_any_memory(memory: float, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizing = Sizing(monkeypatch, requests=requests)
+    budget = memory * GIB * 0.9 / 1.9
+    if budget < allocated(RATIO, requests):
+        with pytest.raises(RuntimeError, match="--mem-fraction-static"):
+            sizing.replay(memory)
+        return
+    slots, _ = sizing.replay(memory)
+    assert allocated(slots, requests) <= budget < allocated(slots + 1, requests)
+
+
+@pytest.mark.parametrize("requests", [4, 64])
+def test_fixed_slots_leave_more_to_the_kv_cache(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizing = Sizing(monkeypatch, requests=requests, slots=30)
+    _, stock_rest = sizing.stock(16.0)
+    slots, rest = sizing.replay(16.0)
+    assert slots == 30 and rest == pytest.approx(16.0 - allocated(30, requests) / GIB, abs=1e-6)
+    assert rest > stock_rest
+
+
+def test_without_radix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot a request, as SGLang has it then."""
+    sizing = Sizing(monkeypatch, requests=12, radix=False)
+    stock_slots, stock_rest = sizing.stock(16.0)
+    slots, rest = sizing.replay(16.0)
+    assert slots == stock_slots == 12 and rest > stock_rest
+    assert rest == pytest.approx(16.0 - allocated(12, 12, ratio=1) / GIB, abs=1e-6)
+
+
+def test_log_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Windows that will be allocated, states that SGLang would have allocated, the slots gained."""
+    sizing = Sizing(monkeypatch, requests=1024)
+    stock_slots, stock_rest = sizing.stock(16.0)
+    with caplog.at_level("INFO", logger="sglang_mamba_mtp.accounting"):
+        slots, _ = sizing.replay(16.0)
+    windows = (slots // RATIO + 1) * window_bytes()
+    states = (16.0 - stock_rest) * GIB - (stock_slots + 1) * STATE
+    assert f"windows {windows / GIB:.3f} GiB in place of {states / GIB:.3f} GiB" in caplog.text
+    assert f"state slots {slots}, {slots - stock_slots:+d} against" in caplog.text
