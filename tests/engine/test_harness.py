@@ -6,9 +6,12 @@ import pytest
 
 from . import scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
-from .matrix import FAMILY_MODES, FEW_SLOTS, IN_FULL, MODES, Case
+from .matrix import FAMILIES, FAMILY_MODES, FEW_SLOTS, IN_FULL, MODES, Case
 from .scenario import Request, Scenario
 from .states import compare
+
+OWN = [(family, mode) for family in FAMILIES for mode in IN_FULL]
+"""Where states are the plugin's own to keep."""
 
 ONE = Scenario("one", (Request("r", (5, 6, 7, 5, 6, 7, 5, 6), 8),))
 
@@ -61,28 +64,29 @@ def test_wrong_commit_is_seen(checkpoint, family, fault, mode):
     assert kinds["decode"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize("mode", MODES["gdn"])
+@pytest.mark.parametrize(("family", "mode"), [("gdn", "snapshot"), ("gdn", "replay-kv"), ("gdn", "slots-kv"), *OWN])
 @pytest.mark.parametrize("cache", ["extra_buffer", "extra_buffer-overlap", "extra_buffer_lazy"])
-def test_wrong_snapshot_is_seen(checkpoint, cache, mode):
-    kinds = _sabotaged(checkpoint, Case("gdn", "nextn-chain", cache, mode), "track_root")
+def test_wrong_snapshot_is_seen(checkpoint, cache, family, mode):
+    kinds = _sabotaged(checkpoint, Case(family, "nextn-chain", cache, mode), "track_root")
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize("mode", IN_FULL)
-def test_skipped_settle_is_seen(checkpoint, mode):
-    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "no_buffer", mode), "skip_settle")
+@pytest.mark.parametrize(("family", "mode"), OWN)
+def test_skipped_settle_is_seen(checkpoint, family, mode):
+    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "skip_settle")
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize("mode", IN_FULL)
-def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
+@pytest.mark.parametrize(("family", "mode"), OWN)
+def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, family, mode):
     """A stale pending count, or an index into draft slots that are another request's."""
-    case = Case("gdn", "ngram-tree", "no_buffer", mode)
+    case = Case(family, "ngram-tree", "no_buffer", mode)
     kinds = _sabotaged(checkpoint, case, "skip_discard", scenarios.pressure, **FEW_SLOTS["no_buffer"])
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("mode", "fault"), [("replay-kv", "stale_layout"), ("slots-kv", "unturned")])
-def test_wrong_layout_bit_is_seen(checkpoint, mode, fault):
-    kinds = _sabotaged(checkpoint, Case("gdn", "ngram-tree", "extra_buffer", mode), fault)
+def test_wrong_layout_bit_is_seen(checkpoint, mode, fault, family):
+    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "extra_buffer", mode), fault)
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND

@@ -6,14 +6,19 @@ No pools, no windows, no kernels: float64, one head at a time, straight from the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.functional import silu, softplus
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model small enough to recompute at every step."""
+    """A model small enough to recompute at every step. Mamba2 calls groups, heads, dstate and headdim what GDN calls
+    heads, value_heads, key_dim and value_dim."""
 
     layers: int = 2
     heads: int = 1
@@ -23,51 +28,31 @@ class Sizes:
     taps: int = 4
 
     @property
+    def keys(self) -> int:
+        return self.heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
     def dim(self) -> int:
-        return 2 * self.heads * self.key_dim + self.value_heads * self.value_dim
-
-
-@dataclass
-class Weights:
-    """Per layer: convolution weight [layers, dim, taps], A_log and dt_bias [layers, value_heads]."""
-
-    conv: torch.Tensor
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
-
-    @classmethod
-    def random(cls, sizes: Sizes, generator: torch.Generator) -> Weights:
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator)
-
-        return cls(
-            draw(sizes.layers, sizes.dim, sizes.taps),
-            draw(sizes.layers, sizes.value_heads) - 1,
-            draw(sizes.layers, sizes.value_heads),
-        )
+        """Channels of the convolution."""
+        return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token's inputs in every layer: x [layers, dim], a and b [layers, value_heads]."""
+    """One token's inputs in every layer: x [layers, dim], and what the family takes a head [layers, value_heads]."""
 
     x: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-
-    @classmethod
-    def random(cls, sizes: Sizes, generator: torch.Generator) -> Token:
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator)
-
-        return cls(
-            draw(sizes.layers, sizes.dim), draw(sizes.layers, sizes.value_heads), draw(sizes.layers, sizes.value_heads)
-        )
+    gates: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class State:
-    """The state after some tokens: temporal [layers, HV, V, K], conv [layers, dim, taps - 1], all float64."""
+    """The state after some tokens, float64: temporal [layers, value_heads, value_dim, key_dim], conv [layers, dim,
+    taps - 1]."""
 
     temporal: torch.Tensor
     conv: torch.Tensor
@@ -80,27 +65,111 @@ class State:
         )
 
 
-def step(sizes: Sizes, weights: Weights, state: State, token: Token) -> tuple[State, torch.Tensor]:
-    """Advance by one token; returns the new state and the outputs [layers, HV, V] (scale 1)."""
-    temporal, outputs = state.temporal.clone(), []
-    taps = torch.cat([state.conv, token.x.double()[..., None]], dim=-1)
-    keys = sizes.heads * sizes.key_dim
-    for layer in range(sizes.layers):
-        y = torch.nn.functional.silu((taps[layer] * weights.conv[layer].double()).sum(-1))
-        q = y[:keys].view(sizes.heads, sizes.key_dim)
-        k = y[keys : 2 * keys].view(sizes.heads, sizes.key_dim)
-        v = y[2 * keys :].view(sizes.value_heads, sizes.value_dim)
-        decay = torch.nn.functional.softplus(token.a[layer].double() + weights.dt_bias[layer].double())
-        g = -weights.A_log[layer].double().exp() * decay
-        beta = token.b[layer].double().sigmoid()
-        rows = []
-        for head in range(sizes.value_heads):
-            group = head * sizes.heads // sizes.value_heads
-            unit_k = k[group] / (k[group].square().sum() + 1e-6).sqrt()
-            unit_q = q[group] / (q[group].square().sum() + 1e-6).sqrt()
-            s = temporal[layer, head] * g[head].exp()
-            s = s + torch.outer(beta[head] * (v[head] - s @ unit_k), unit_k)
-            temporal[layer, head] = s
-            rows.append(s @ unit_q)
-        outputs.append(torch.stack(rows))
-    return State(temporal, taps[..., 1:]), torch.stack(outputs)
+class Model(ABC):
+    """One family's layers: a convolution weight [layers, dim, taps], and parameters [layers, value_heads]."""
+
+    family: str
+    gates: tuple[str, ...]
+
+    def __init__(self, sizes: Sizes, generator: torch.Generator) -> None:
+        self.sizes, self._generator = sizes, generator
+        self.conv = self.draw(sizes.dim, sizes.taps)
+
+    def draw(self, *shape: int) -> torch.Tensor:
+        """Normal numbers for every layer, [layers, *shape] float32."""
+        return torch.randn(self.sizes.layers, *shape, generator=self._generator)
+
+    def token(self) -> Token:
+        """A random token."""
+        return Token(self.draw(self.sizes.dim), {name: self.draw(self.sizes.value_heads) for name in self.gates})
+
+    def step(self, state: State, token: Token) -> tuple[State, torch.Tensor]:
+        """Advance by one token; returns the new state and the outputs [layers, value_heads, value_dim]."""
+        temporal, outputs = state.temporal.clone(), []
+        taps = torch.cat([state.conv, token.x.double()[..., None]], dim=-1)
+        for layer in range(self.sizes.layers):
+            y = silu((taps[layer] * self.conv[layer].double()).sum(-1))
+            gates = {name: gate[layer].double() for name, gate in token.gates.items()}
+            rows = []
+            for head in range(self.sizes.value_heads):
+                group = head * self.sizes.heads // self.sizes.value_heads
+                temporal[layer, head], row = self.head_step(layer, head, group, temporal[layer, head], y, gates)
+                rows.append(row)
+            outputs.append(torch.stack(rows))
+        return State(temporal, taps[..., 1:]), torch.stack(outputs)
+
+    @abstractmethod
+    def head_step(
+        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One head's state [value_dim, key_dim] and output [value_dim] after a token; y [dim] is convolved."""
+
+    @abstractmethod
+    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
+        """What the family's backend does after the convolution: y [tokens, dim], gates [tokens, value_heads]."""
+
+
+class Gdn(Model):
+    """q | k | v convolved; queries and keys are normalised, the scale is 1."""
+
+    family, gates = "gdn", ("a", "b")
+
+    def __init__(self, sizes: Sizes, generator: torch.Generator) -> None:
+        super().__init__(sizes, generator)
+        self.A_log, self.dt_bias = self.draw(sizes.value_heads) - 1, self.draw(sizes.value_heads)
+
+    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sizes = self.sizes
+        q, k, v = y.split([sizes.keys, sizes.keys, sizes.values], dim=-1)
+        heads = (sizes.heads, sizes.key_dim)
+        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, (sizes.value_heads, sizes.value_dim))
+
+    def head_step(
+        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = self._parts(y)
+        unit_k = k[group] / (k[group].square().sum() + 1e-6).sqrt()
+        unit_q = q[group] / (q[group].square().sum() + 1e-6).sqrt()
+        g = -self.A_log[layer, head].double().exp() * softplus(gates["a"][head] + self.dt_bias[layer, head].double())
+        state = state * g.exp()
+        state = state + torch.outer(gates["b"][head].sigmoid() * (v[head] - state @ unit_k), unit_k)
+        return state, state @ unit_q
+
+    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
+        parameters = {"A_log": self.A_log[layer], "dt_bias": self.dt_bias[layer], "scale": 1.0}
+        return store.score(layer, verify, *self._parts(y), gates["a"], gates["b"], **parameters)
+
+
+class Mamba2(Model):
+    """x | B | C convolved; the step size is softplus(dt + dt_bias)."""
+
+    family, gates = "mamba2", ("dt",)
+
+    def __init__(self, sizes: Sizes, generator: torch.Generator) -> None:
+        super().__init__(sizes, generator)
+        self.A = -(self.draw(sizes.value_heads) - 1).exp()
+        self.dt_bias, self.D = self.draw(sizes.value_heads), self.draw(sizes.value_heads)
+
+    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sizes = self.sizes
+        x, B, C = y.split([sizes.values, sizes.keys, sizes.keys], dim=-1)
+        groups = (sizes.heads, sizes.key_dim)
+        return x.unflatten(-1, (sizes.value_heads, sizes.value_dim)), B.unflatten(-1, groups), C.unflatten(-1, groups)
+
+    def head_step(
+        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, B, C = self._parts(y)
+        dt = softplus(gates["dt"][head] + self.dt_bias[layer, head].double())
+        state = state * (self.A[layer, head].double() * dt).exp() + dt * torch.outer(x[head], B[group])
+        return state, state @ C[group] + self.D[layer, head].double() * x[head]
+
+    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
+        x, B, C = self._parts(y)
+        parameters = {"A": self.A[layer], "D": self.D[layer], "dt_bias": self.dt_bias[layer]}
+        return store.score(
+            layer, verify, x, gates["dt"], B, C, **parameters, dt_softplus=True, dt_limits=None, z=None
+        )  # fmt: skip
+
+
+MODELS: dict[str, type[Model]] = {model.family: model for model in (Gdn, Mamba2)}

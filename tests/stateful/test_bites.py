@@ -9,6 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 pytest.importorskip("sglang")
 
+from sglang_mamba_mtp.backends.target_verify import TargetVerify
 from sglang_mamba_mtp.draft_slots import DraftSlots
 from sglang_mamba_mtp.drafts import DraftStore, VerifyBatch
 from sglang_mamba_mtp.layout import StateLayouts
@@ -50,6 +51,8 @@ def _trees_as_chains(prepare):
 
 
 SABOTAGES = {
+    "SGLang reads slots as replay left them": (ReplayLives, TargetVerify, "_claim_slots", _nothing),
+    "SGLang reads slots as slots left them": (SlotsLives, TargetVerify, "_claim_slots", _nothing),
     "settle drops instead of folding": (ReplayLives, Window, "settle", _only_forget),
     "settle drops the draft slot": (SlotsLives, DraftSlots, "settle", _only_forget),
     "overwritten slots keep their pending count": (ReplayLives, MtpMambaPool, "overwritten_by_sglang", _nothing),

@@ -1,4 +1,5 @@
-"""Random lives of requests over one mamba pool, in every mode of our own, against a model that keeps every state.
+"""Random lives of requests over one mamba pool, in every mode of our own and both families, against a model that keeps
+every state.
 
 A hypothesis state machine admits requests (fresh, or on top of a cached prefix), drafts and commits random trees with
 random accept lengths over random subsets of the running requests, tracks, decodes plainly, forks, round-trips through
@@ -10,6 +11,7 @@ somebody else's draft slots, a stale layout bit or an unsettled slot is in here.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -20,13 +22,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 pytest.importorskip("sglang")
 
+from sglang_mamba_mtp.backends.target_verify import TargetVerify
 from sglang_mamba_mtp.drafts import VerifyBatch
 
-from .naive import Sizes, State, Token, Weights, step
+from .naive import MODELS, Model, Sizes, State, Token
 
 SIZES = Sizes()
 SLOTS, ROWS, NODES, PADDING = 9, 4, 4, 1
 KV = 1
+FAMILY, LAYOUT = st.sampled_from(sorted(MODELS)), st.sampled_from(["vk", "kv"])
 
 
 def _build(pool_class: type, layout: str):
@@ -58,22 +62,35 @@ def _build(pool_class: type, layout: str):
     return pool, params
 
 
-def replay_pool(threshold: int, layout: str):
+def _layers(model: Model) -> torch.nn.Module:
+    """As much of SGLang's model as a fold looks at: Mamba2's mixers with their A."""
+    from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
+
+    mixers = torch.nn.ModuleList()
+    for A in getattr(model, "A", ()):
+        mixer = MambaMixer2.__new__(MambaMixer2)
+        torch.nn.Module.__init__(mixer)
+        mixer.A = torch.nn.Parameter(A, requires_grad=False)
+        mixers.append(mixer)
+    return mixers
+
+
+def replay_pool(model: Model, threshold: int, layout: str):
     """A pool as replay mode builds it, with its window open."""
-    from sglang_mamba_mtp.families import GdnFamily, window_layout
+    from sglang_mamba_mtp.families import FAMILIES, window_layout
     from sglang_mamba_mtp.pool import MtpMambaPool
     from sglang_mamba_mtp.window import Window
 
     pool, params = _build(MtpMambaPool, layout)
-    sizes = window_layout(GdnFamily, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32)
-    cpu = torch.device("cpu")
+    family, cpu = FAMILIES[model.family], torch.device("cpu")
+    sizes = window_layout(family, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32)
     pool.open_store(
         sizes,
         lambda: Window(
             sizes,
-            verify=GdnFamily.replay(cpu),
-            fold=GdnFamily.fold(cpu, model=None),
-            fold_first=GdnFamily.fold_first,
+            verify=family.replay(cpu),
+            fold=family.fold(cpu, _layers(model)),
+            fold_first=family.fold_first,
             states=pool.mamba_cache.temporal,
             conv_states=pool.mamba_cache.conv[0],
             layouts=pool.layouts,
@@ -84,17 +101,17 @@ def replay_pool(threshold: int, layout: str):
     return pool
 
 
-def slots_pool(layout: str):
+def slots_pool(model: Model, layout: str):
     """A pool as slots mode builds it, with its draft slots."""
     from sglang_mamba_mtp.draft_slots import DraftSlots
-    from sglang_mamba_mtp.families import GdnFamily
+    from sglang_mamba_mtp.families import FAMILIES
     from sglang_mamba_mtp.pool import DraftSlotPool
 
     pool, _ = _build(DraftSlotPool, layout)
     pool.open_store(
-        "gdn",
+        model.family,
         lambda: DraftSlots(
-            verify=GdnFamily.slots(torch.device("cpu")),
+            verify=FAMILIES[model.family].slots(torch.device("cpu")),
             states=pool.mamba_cache.temporal,
             conv_states=pool.mamba_cache.conv[0],
             layouts=pool.layouts,
@@ -107,6 +124,32 @@ def slots_pool(layout: str):
     return pool
 
 
+class _Forwards:
+    """SGLang's part of a backend, of which nothing is needed here."""
+
+    def init_forward_metadata(self, forward_batch: object) -> None: ...
+
+    def init_forward_metadata_out_graph(self, forward_batch: object, in_capture: bool = False) -> None: ...
+
+
+class Backend(TargetVerify, _Forwards):
+    """The backends' own flow over a pool: what happens to slots before SGLang's kernels read and write them."""
+
+    def __init__(self, pool) -> None:
+        self._pool, self.store = pool, pool.store
+
+    def forward(self, mode: str, slots: torch.Tensor, tracks: torch.Tensor | None, *, graph: bool) -> None:
+        """Prepare a forward of ``ForwardMode.<mode>``, for a graph's replay or an eager one."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        batch = SimpleNamespace(forward_mode=ForwardMode[mode])
+        self.forward_metadata = SimpleNamespace(mamba_cache_indices=slots, mamba_track_indices=tracks)
+        if graph:
+            self.init_forward_metadata_out_graph(batch)
+        else:
+            self.init_forward_metadata(batch)
+
+
 class Request:
     """A running request: its row, slot, track slot and the naive state after its committed tokens."""
 
@@ -117,11 +160,15 @@ class Request:
 class Lives(RuleBasedStateMachine):
     """See the module's text. `cached` maps slots the radix cache would own to their naive states."""
 
-    def live(self, pool, seed: int) -> None:
-        """Begin with ``pool``, whatever its slots held before."""
+    def draw_model(self, family: str, seed: int) -> Model:
+        """The model that all requests of this life run; ``seed`` decides what is not drawn by hypothesis."""
         self.rng = torch.Generator().manual_seed(seed)
-        self.weights = Weights.random(SIZES, self.rng)
-        self.pool, self.store = pool, pool.store
+        self.model = MODELS[family](SIZES, self.rng)
+        return self.model
+
+    def live(self, pool) -> None:
+        """Begin with ``pool``, whatever its slots held before."""
+        self.pool, self.store, self.backend = pool, pool.store, Backend(pool)
         pool.mamba_cache.temporal[:, 1:].normal_(generator=self.rng)
         self.free_slots = list(range(1, SLOTS + 1))
         self.free_rows = list(range(1, ROWS + 1))
@@ -132,7 +179,7 @@ class Lives(RuleBasedStateMachine):
         return int(torch.randint(count, (1,), generator=self.rng))
 
     def tokens(self, count: int) -> list[Token]:
-        return [Token.random(SIZES, self.rng) for _ in range(count)]
+        return [self.model.token() for _ in range(count)]
 
     def release(self, request: Request) -> None:
         self.running.remove(request)
@@ -157,8 +204,8 @@ class Lives(RuleBasedStateMachine):
         hold."""
         held = self.read(slot)
         for token in tokens:
-            held, _ = step(SIZES, self.weights, held, token)
-            state, _ = step(SIZES, self.weights, state, token)
+            held, _ = self.model.step(held, token)
+            state, _ = self.model.step(state, token)
         self.write(slot, held)
         return state
 
@@ -176,15 +223,14 @@ class Lives(RuleBasedStateMachine):
         else:
             state = State.zero(SIZES)
             self.pool.clear_slots(self.index(slot).long())
-        self.pool.settle_for_sglang(self.index(slot))
-        self.pool.overwritten_by_sglang(self.index(track))
+        self.backend.forward("EXTEND", self.index(slot), self.index(track), graph=False)
         self.running.append(Request(row, slot, track, self.advance(slot, state, self.tokens(length))))
 
     @precondition(lambda self: self.running)
     @rule(length=st.integers(1, 5))
     def continue_chunked_prefill(self, length: int) -> None:
         request = self.running[self.pick(len(self.running))]
-        self.pool.settle_for_sglang(self.index(request.slot))
+        self.backend.forward("EXTEND", self.index(request.slot), None, graph=False)
         request.state = self.advance(request.slot, request.state, self.tokens(length))
 
     @precondition(lambda self: self.running)
@@ -207,7 +253,7 @@ class Lives(RuleBasedStateMachine):
             states: list[State] = []
             for node in range(nodes):
                 origin = request.state if parents[b][node] < 0 else states[parents[b][node]]
-                state, expected = step(SIZES, self.weights, origin, trees[b][node])
+                state, expected = self.model.step(origin, trees[b][node])
                 states.append(state)
                 torch.testing.assert_close(outputs[:, b * nodes + node].double(), expected, rtol=1e-4, atol=1e-5)
             accepted = self.pick(nodes)
@@ -234,37 +280,26 @@ class Lives(RuleBasedStateMachine):
                 self.pool.overwritten_by_sglang(self.index(request.track))
 
     def run_layers(self, trees: list[list[Token]], verify: VerifyBatch) -> torch.Tensor:
-        """What the backend does in a verify forward: outputs [layers, batch * nodes, HV, V]."""
-        keys = SIZES.heads * SIZES.key_dim
+        """What the backend does in a verify forward: outputs [layers, batch * nodes, value_heads, value_dim]."""
         tokens = [token for tree in trees for token in tree]
         outputs = []
         for layer in range(SIZES.layers):
-            x = torch.stack([t.x[layer] for t in tokens])
-            weight = self.weights.conv[layer]
-            y = self.store.convolve(layer, x, verify, weight=weight, bias=None, activation="silu")
-            q, k, v = y.split([keys, keys, SIZES.dim - 2 * keys], dim=-1)
-            outputs.append(
-                self.store.score(
-                    layer,
-                    verify,
-                    q.view(-1, SIZES.heads, SIZES.key_dim),
-                    k.view(-1, SIZES.heads, SIZES.key_dim),
-                    v.view(-1, SIZES.value_heads, SIZES.value_dim),
-                    torch.stack([t.a[layer] for t in tokens]),
-                    torch.stack([t.b[layer] for t in tokens]),
-                    A_log=self.weights.A_log[layer],
-                    dt_bias=self.weights.dt_bias[layer],
-                    scale=1.0,
-                )
-            )
+            x = torch.stack([token.x[layer] for token in tokens])
+            gates = {name: torch.stack([token.gates[name][layer] for token in tokens]) for name in self.model.gates}
+            y = self.store.convolve(layer, x, verify, weight=self.model.conv[layer], bias=None, activation="silu")
+            outputs.append(self.model.score(self.store, layer, verify, y, gates))
         return torch.stack(outputs)
 
     @precondition(lambda self: self.running)
-    @rule()
-    def plain_decode(self) -> None:
-        self.pool.settle_for_sglang(self.index(*(r.slot for r in self.running)))
+    @rule(graph=st.booleans())
+    def plain_decode(self, graph: bool) -> None:
+        self.backend.forward("DECODE", self.index(*(r.slot for r in self.running)), None, graph=graph)
         for request in self.running:
             request.state = self.advance(request.slot, request.state, self.tokens(1))
+
+    @rule(mode=st.sampled_from(["IDLE", "DRAFT_EXTEND_V2"]))
+    def forward_that_reads_no_slot(self, mode: str) -> None:
+        self.backend.forward(mode, self.index(), None, graph=False)
 
     @precondition(lambda self: self.running and self.free_slots)
     @rule()
@@ -339,11 +374,9 @@ def links(parents: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 class ReplayLives(Lives):
     """Replay mode."""
 
-    @initialize(
-        seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]), layout=st.sampled_from(["vk", "kv"])
-    )
-    def start(self, seed: int, threshold: int, layout: str) -> None:
-        self.live(replay_pool(threshold, layout), seed)
+    @initialize(family=FAMILY, seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]), layout=LAYOUT)
+    def start(self, family: str, seed: int, threshold: int, layout: str) -> None:
+        self.live(replay_pool(self.draw_model(family, seed), threshold, layout))
 
     @invariant()
     def bookkeeping_is_sound(self) -> None:
@@ -360,9 +393,9 @@ class ReplayLives(Lives):
 class SlotsLives(Lives):
     """Slots mode."""
 
-    @initialize(seed=st.integers(0, 2**20), layout=st.sampled_from(["vk", "kv"]))
-    def start(self, seed: int, layout: str) -> None:
-        self.live(slots_pool(layout), seed)
+    @initialize(family=FAMILY, seed=st.integers(0, 2**20), layout=LAYOUT)
+    def start(self, family: str, seed: int, layout: str) -> None:
+        self.live(slots_pool(self.draw_model(family, seed), layout))
 
     @invariant()
     def bookkeeping_is_sound(self) -> None:
@@ -379,7 +412,7 @@ class SlotsLives(Lives):
 
 
 ReplayLives.TestCase.settings = SlotsLives.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=160, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestReplayLives = ReplayLives.TestCase
 TestSlotsLives = SlotsLives.TestCase
