@@ -137,16 +137,10 @@ def _choose_instead(option: str, current: str) -> str:
     return f", or choose mode {' or '.join(able)}" if able else ""
 
 
-def offered() -> list[Option]:
-    """The options that do something in at least one mode."""
-    in_use = frozenset[str]().union(*(mode.options for mode in modes.MODES.values()))
-    return [option for option in OPTIONS.values() if option.name == "mode" or option.name in in_use]
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's flags to SGLang's parser."""
     group = parser.add_argument_group("mamba-mtp (sglang_mamba_mtp plugin)")
-    for option in offered():
+    for option in OPTIONS.values():
         group.add_argument(
             option.flag,
             dest=option.dest,

@@ -15,7 +15,7 @@ import torch
 from mamba_mtp_kernels import common
 from mamba_mtp_kernels.common.layout import KV, VK
 
-#: What ``auto`` means: the faster one, measured (tests/bench/results/*-layouts.json).
+#: What ``auto`` means: the faster one, measured (tests/bench/results/*-modes.json, "layouts").
 FASTER = VK
 
 #: Values of ``--mamba-mtp-state-layout``.

@@ -113,6 +113,8 @@ def commit_window(
     parents         [>=B, N] int32 from build_tree.
     fold_threshold  rows with pending > fold_threshold were folded by this step's verify.
     track_count     [>=B] int32, first B written: leading entries of the new order that give the tracked state, or 0.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     nodes = parents.shape[1]
     batch = slots.shape[0]

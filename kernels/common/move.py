@@ -52,6 +52,8 @@ def move_states(states: torch.Tensor, *, src_slots: torch.Tensor, dst_slots: tor
     src_slots, dst_slots
                 [B] int32 or int64. A row is skipped where src <= 0, dst <= 0 or src == dst. No dst is the dst or the
                 src of another row: rows are copied in no particular order.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     if states.dim() < 3:
         raise ValueError(f"states: shape {tuple(states.shape)}, expected [L, S, ...]")

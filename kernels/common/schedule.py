@@ -32,6 +32,8 @@ def fold_first(schedule: torch.Tensor, *, slots: torch.Tensor, pending: torch.Te
     """Fill schedule with the batch rows 0..B-1, rows that the coming verify folds in front.
 
     schedule [>=B] int32, first B written; slots [B] int32 or int64 (<= 0: padding, never folds); pending [S] int32.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch = slots.shape[0]
     check_index("slots", slots, None)

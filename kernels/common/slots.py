@@ -130,6 +130,8 @@ def place_nodes(
                  [R] int32, read at `rows`.
     nodes_per_row
                  M >= N, draft slots a request row owns.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch, nodes = slots.shape[0], write_slots.shape[1]
     check_index("slots", slots, None)
@@ -196,6 +198,8 @@ def commit_slots(
     steps_to_track  [B] int32 or int64 or None: node whose state is tracked, < 0 for none.
     nodes_per_row   M, draft slots a request row owns; node ids are below it.
     track_src       [>=B] int32, first B written: draft slot of the tracked node, or 0.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch = slots.shape[0]
     check_index("slots", slots, None)
@@ -253,6 +257,8 @@ def newest_slots(
     newest    [>=B] int32, first B written; 0 where slot <= 0.
     slots     [B] int32 or int64.
     current_input, row_slot [R] int32, slot_row [S] int32: read.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch = slots.shape[0]
     _check_books(slots, current_input, row_slot, slot_row)
@@ -273,6 +279,8 @@ def forget_inputs(
 
     slots     [B] int32 or int64; <= 0 is skipped. A row that serves another slot by now is left alone.
     current_input [R] int32 is written; row_slot [R] and slot_row [S] int32 are read.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     _check_books(slots, current_input, row_slot, slot_row)
     batch = slots.shape[0]

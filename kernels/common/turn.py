@@ -77,6 +77,8 @@ def turn_states(states: torch.Tensor, state_layout: torch.Tensor, *, slots: torc
     state_layout  [S] uint8, VK or KV: read, then set to `layout`, at `slots`.
     slots         [B] int32 or int64; entries <= 0 are skipped, the others distinct.
     layout        VK or KV.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     check_shape("states", states, (None,) * 5)
     check_inner_contiguous("states", states, 2)

@@ -113,6 +113,8 @@ def commit_conv(
     steps_to_track, track_slots
                     [B] int32 or int64, or both None: where step >= 0 and track slot > 0 the window at that node is
                     written to the track slot (distinct from every slot of the batch).
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     layers, _, dim, taps = conv_states.shape
     nodes, batch = conv_inputs.shape[2], slots.shape[0]

@@ -149,6 +149,8 @@ def conv1d_verify_slots(
                  row's read slot may be one of its own write slots, never another row's.
     parents      [>=B, N] int32 from build_tree, or None for chains. As in stock, a chain given as a tree may have
                  other last bits than the same chain given as None.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     dim, width = weight.shape
     check_shape("write_slots", write_slots, (None, None))

@@ -137,6 +137,8 @@ def conv1d_verify(
     slots, rows  [B] int32 or int64; batch rows with slot <= 0 are padding: their y is zero, nothing else is written.
     parents      [>=B, N] int32 from build_tree.
     conv_inputs  [R, N, dim] float, inner contiguous, written at `rows` (once a row: distinct rows).
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     batch, nodes = slots.shape[0], conv_inputs.shape[1]
     dim, width = weight.shape

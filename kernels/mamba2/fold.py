@@ -138,6 +138,8 @@ def mamba2_fold(
     write_layout
                 VK or KV: how a dst that is not src is written; the caller sets its bit. KV needs a state_layout. In
                 place the layout stays.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     layers, _, nheads, headdim, dstate = checkpoint.shape
     batch, capacity = src_slots.shape[0], order.shape[1]

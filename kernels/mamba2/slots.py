@@ -199,6 +199,8 @@ def mamba2_verify_slots(
     write_layout
                 VK or KV: the layout of what is written; the caller sets state_layout. KV needs a state_layout.
     tiling      launch shape, None for that of the SGLang version whose bits are wanted (arguments.stock_tiling).
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     tokens, nheads, headdim = x.shape
     ngroups, dstate = B.shape[1], B.shape[2]

@@ -533,6 +533,8 @@ def mamba2_verify(
     state_layout
                 [S] uint8, VK or KV: the layout of each checkpoint; a fold leaves it as it is. None: all VK.
     tiling      launch shape, None for the default.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     tokens, nheads, headdim = x.shape
     ngroups, dstate = B.shape[1], B.shape[2]
