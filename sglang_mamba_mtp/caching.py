@@ -1,7 +1,7 @@
 """What the radix cache is given: only slots that hold exactly the tokens of the key they are cached under.
 
-A slot about to be donated is brought up to date first. Two cases in which SGLang 0.5.17 would cache a state that is
-ahead of its key are closed as later versions close them; there the same is simply said twice.
+A slot about to be donated is brought up to date first. The cases in which SGLang would cache a state that is ahead of
+its key, most of them in 0.5.17 only, are closed; where a later version closes one itself the same is simply said twice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,19 @@ from typing import Any
 
 from . import compat
 from .config import current_mode
+
+
+def forget_snapshot_past_the_key(
+    component: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+) -> None:
+    """BEFORE `MambaComponent.prepare_for_caching_req`: with ``--strip-thinking-cache`` the key ends with the prompt.
+
+    A snapshot taken later is no state of it. 0.5.23 looks for an older one; without that the request has none.
+    """
+    tracking = compat.tracking_of(req)
+    last = tracking.mamba_last_track_seqlen
+    if last is not None and last > token_ids_len and not compat.finds_older_snapshots(component):
+        tracking.mamba_last_track_seqlen = None
 
 
 def before_donation(component: Any, req: Any, *args: Any, **kwargs: Any) -> None:
@@ -31,12 +44,20 @@ def drop_state_past_a_grammar(
     original: Callable[..., list[int]], processor: Any, req: Any, tokens: int | list[int]
 ) -> list[int]:
     """AROUND `_accept_grammar_tokens`: where a grammar ends inside an accepted run, SGLang drops the tokens past its
-    end from the request, but they are in its state: without a snapshot of its own that state cannot be cached."""
+    end from the request, but they are in its state, and maybe in its snapshot: they may have crossed the boundary that
+    was tracked, and 0.5.17 counts them when it asks whether the kept ones did. So nothing of this step is cached."""
     retained = original(processor, req, tokens)
-    shortened = not isinstance(tokens, int) and len(retained) < len(tokens)
-    if shortened and compat.tracking_of(req).mamba_ping_pong_track_buffer is None:
+    if not isinstance(tokens, int) and len(retained) < len(tokens):
         req.skip_radix_cache_insert = processor.tree_cache.supports_mamba() or req.skip_radix_cache_insert
     return retained
+
+
+def track_only_into_own_snapshots(result: None, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER `set_mamba_track_indices_from_reqs`: a request that finished after its next verify was planned is in that
+    verify all the same, and the slots it tracked into are the radix cache's or another request's by now."""
+    freed = [row for row, req in enumerate(batch.reqs) if compat.tracking_of(req).mamba_next_track_idx is None]
+    if freed:
+        batch.mamba_track_indices[freed] = -1
 
 
 def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval: int, max_draft_tokens: int) -> None:

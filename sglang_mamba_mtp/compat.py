@@ -172,6 +172,9 @@ HOOKED: dict[str, Surface] = {
         "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
         "self mamba_track_interval max_draft_tokens",
     ),
+    "track_indices": _same(
+        "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "batch track_positions"
+    ),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
@@ -381,6 +384,11 @@ def request_slot(req: Any) -> Any:
 def tracking_of(req: Any) -> Any:
     """Where a request keeps its snapshot slots (``mamba_ping_pong_track_buffer``) and what they hold."""
     return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv
+
+
+def finds_older_snapshots(component: Any) -> bool:
+    """Whether the radix cache itself looks for a finished request's newest snapshot within its key (not in 0.5.17)."""
+    return hasattr(component, "_select_finished_checkpoint")
 
 
 def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:

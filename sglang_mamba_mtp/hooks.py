@@ -68,6 +68,12 @@ TABLE: tuple[Hook, ...] = (
     Hook("build_request_pool", "AROUND", "serving:build_request_pool", OWN_POOL, "the mode's mamba pool"),
     Hook("size_mamba_pool", "AROUND", "serving:size_mamba_pool", OWN_POOL, "bytes saved become state slots"),
     Hook("prepare_for_caching", "BEFORE", "caching:before_donation", OWN_POOL, "a donated slot holds all its tokens"),
+    Hook(
+        "prepare_for_caching", "BEFORE", "caching:forget_snapshot_past_the_key", OURS, "nor a snapshot ahead of its key"
+    ),
+    Hook(
+        "track_indices", "AFTER", "caching:track_only_into_own_snapshots", OURS, "nothing is tracked into freed slots"
+    ),
     Hook("accept_grammar", "AROUND", "caching:drop_state_past_a_grammar", OURS, "no state is cached ahead of its key"),
     Hook("lazy_prepare", "AFTER", "caching:forget_overwritten_snapshots", OURS, "nor a snapshot written over"),
     Hook("plan_stream", "AROUND", "serving:plan_behind_the_forward", OURS, "a step is not prepared over the last one"),

@@ -79,6 +79,20 @@ def _unhook_commit():
     HybridLinearAttnBackend.update_mamba_state_after_mtp_verify = inspect.unwrap(commit)
 
 
+def _reasons():
+    """No fault: every request counts as one that reasoned, as SGLang's reasoning parser leaves it."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    begin = Req.__init__
+
+    @functools.wraps(begin)
+    def wrapped(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        self.reasoning_tokens = 1
+
+    Req.__init__ = wrapped
+
+
 def _die():
     """The process ends without a word."""
     print("last words", flush=True)
@@ -99,6 +113,7 @@ FAULTS = {
     "stale_layout": _stale_layout,
     "unturned": _unturned,
     "unhook_commit": _unhook_commit,
+    "reasons": _reasons,
     "die": _die,
     "hang": _hang,
 }

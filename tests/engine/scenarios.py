@@ -155,6 +155,33 @@ def grammars(vocab: int) -> Scenario:
     return Scenario("grammars", tuple(requests))
 
 
+def grammar_ends(vocab: int, prompt_length: int) -> Scenario:
+    """Constrained answers that end one token after the other around a track boundary at 48, as in `grammars`.
+
+    Of the tokens that an accepted run has past the end of a grammar some have crossed the boundary, some have not.
+    """
+    prompt, lengths = repetitive(90, prompt_length, vocab), range(44 - prompt_length, 57 - prompt_length)
+    requests = [Request(f"g{n}", prompt, 60, at_step=2 * i, grammar=n) for i, n in enumerate(lengths)]
+    requests += [Request(f"past{n}", (), 12, continues=f"g{n}") for n in lengths]
+    for n in lengths:
+        salt = f"late{n}"
+        requests.append(Request(salt, prompt, 60, after=f"past{n}", grammar=n, salt=salt))
+        requests.append(Request(f"f{n}", tokens(91 + n, 3, vocab), 12, continues=salt, salt=salt))
+    return Scenario(f"grammar_ends{prompt_length}", tuple(requests))
+
+
+def ends_beside_a_grammar(vocab: int) -> Scenario:
+    """Short answers beside a constrained one: for its sake SGLang plans a verify before it looks at the last one, so
+    that a request which has ended is verified once more. The follow-ups hit what was cached meanwhile."""
+    requests = [Request("g", repetitive(90, 30, vocab), 180, grammar=160)]
+    answers = [(i, n) for i in range(5) for n in (17, 18)]
+    for k, (i, n) in enumerate(answers):
+        prompt = repetitive(500 + 50 * i + n, 30, vocab, motif=5 + i)
+        requests.append(Request(f"r{i}_{n}", prompt, n, at_step=1 + 7 * k))
+    requests += [Request(f"z{i}_{n}", tokens(900 + n, 6, vocab), 8, continues=f"r{i}_{n}") for i, n in answers]
+    return Scenario("ends_beside_a_grammar", tuple(requests))
+
+
 def pressure(vocab: int) -> Scenario:
     """More conversations than slots and tokens: run it on a small engine, where it must evict and retract."""
     first = tuple(Request(f"p{i}", repetitive(70 + i, 20 + 9 * i, vocab), 30 + i, at_step=i) for i in range(7))

@@ -8,7 +8,10 @@ import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import FAMILY_MODES, IN_FULL, Case
+from .matrix import ENGINE, FAMILY_MODES, IN_FULL, Case
+from .scenario import Request, Scenario
+
+OWN = [(family, mode) for family, mode in FAMILY_MODES if mode in IN_FULL]
 
 CELLS = (
     ("ngram-tree", "no_buffer"),
@@ -31,3 +34,33 @@ def _cases() -> list:
 def test_grammar(case: Case, checkpoint):
     todo = [scenarios.grammars(checkpoint.vocab)]
     check_equal(run(case.spec(checkpoint(case.family)), todo), todo)
+
+
+def _in_full(algorithm: str, *caches: str) -> list:
+    cells = [Case(family, algorithm, cache, mode) for family, mode in OWN for cache in caches]
+    return [pytest.param(case, id=case.name) for case in cells]
+
+
+@pytest.mark.parametrize("case", _in_full("ngram-tree", "extra_buffer", "extra_buffer-overlap"))
+def test_grammar_that_ends_around_a_boundary(case: Case, checkpoint):
+    """One track slot and two: no snapshot of tokens past the end, nor an old one under a newer key."""
+    todo = [scenarios.grammar_ends(checkpoint.vocab, length) for length in (27, 29, 33)]
+    check_equal(run(case.spec(checkpoint(case.family), extra=ENGINE[case.family].get("extra", {})), todo), todo)
+
+
+@pytest.mark.parametrize("case", _in_full("ngram-tree", "extra_buffer-overlap"))
+def test_request_that_ends_before_its_last_verify(case: Case, checkpoint):
+    """Its snapshot slots are no longer its own when it is verified once more."""
+    todo = [scenarios.ends_beside_a_grammar(checkpoint.vocab)]
+    check_equal(run(case.spec(checkpoint(case.family)), todo), todo)
+
+
+@pytest.mark.parametrize("cache", ["no_buffer", "extra_buffer"])
+def test_key_that_ends_with_the_prompt(cache: str, checkpoint):
+    """``--strip-thinking-cache``: a snapshot within the answer is no state of the prompt."""
+    prompt = scenarios.tokens(1, 30, checkpoint.vocab)
+    follow = prompt + scenarios.tokens(2, 5, checkpoint.vocab)
+    todo = [Scenario("strip", (Request("a", prompt, 40), Request("b", follow, 12, after="a")))]
+    case = Case("gdn", "ngram-tree", cache, "replay")
+    spec = case.spec(checkpoint("gdn"), extra={"strip_thinking_cache": True}, sabotage="reasons")
+    check_equal(run(spec, todo), todo)
