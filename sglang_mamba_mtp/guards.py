@@ -128,6 +128,13 @@ COMMON: tuple[Decline, ...] = (
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
     _switched_on("--enable-hierarchical-cache", "states that travel to the host and back are not tested yet"),
     _switched_on("--enable-lmcache", "states that travel to the host and back are not tested yet"),
+    Decline(
+        "--enable-unified-cache-external-linker",
+        lambda args: getattr(args, "enable_unified_cache_external_linker", False),  # 0.5.23
+        bool,
+        "states are loaded into slots without this plugin's knowledge",
+        "leave it out",
+    ),
     _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
     _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),

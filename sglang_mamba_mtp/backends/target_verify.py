@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class TargetVerify:
     """Mixed in before a subclass of `MtpLinearBackend`.
 
-    The pool owns the store; an instance only remembers which rows and how many draft nodes its last verify had, which
-    is what the commit that follows on the same stream refers to.
+    The pool owns the store. Which rows and how many draft nodes a verify has, which is what the commit that follows on
+    the same stream refers to, lies with its metadata: SGLang may put metadata it has prepared before back in place
+    without calling here.
     """
 
     linear_family: str
@@ -36,8 +37,6 @@ class TargetVerify:
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)  # type: ignore[call-arg]
         self._pool, self.store = self._open_store(model_runner)
-        self._rows: torch.Tensor | None = None
-        self._nodes = 0
 
     def _open_store(self, model_runner: Any) -> tuple[MtpMambaPool, DraftStore]:
         mode, pool = cast("OwnVerify", current_mode()), self.req_to_token_pool.mamba_pool
@@ -74,8 +73,8 @@ class TargetVerify:
         """Bring the batch's slots into the state its forward expects; remember what a verify's commit will need."""
         mode = forward_batch.forward_mode
         if mode.is_target_verify():
-            self._rows = forward_batch.req_pool_indices
-            self._nodes = forward_batch.spec_info.draft_token_num
+            self.forward_metadata.mtp_rows = forward_batch.req_pool_indices
+            self.forward_metadata.mtp_nodes = forward_batch.spec_info.draft_token_num
             return
         if in_capture or mode.is_idle() or mode.is_draft_extend_v2():
             return
@@ -87,11 +86,9 @@ class TargetVerify:
 
     def _prepare_verify(self) -> None:
         metadata = self.forward_metadata
-        self.store.prepare(
-            self._batch(metadata.mamba_cache_indices.shape[0]),
-            metadata.retrieve_next_token,
-            metadata.retrieve_next_sibling,
-        )
+        size = metadata.mamba_cache_indices.shape[0]
+        links = (metadata.retrieve_next_token, metadata.retrieve_next_sibling)
+        self.store.prepare(self._batch(size), *(_padded(link, size) for link in links))
 
     def commit_verify(
         self,
@@ -116,11 +113,17 @@ class TargetVerify:
 
     def _batch(self, size: int) -> VerifyBatch:
         """The first ``size`` rows of the running verify."""
-        assert self._rows is not None, "no verify has been prepared"
         metadata = self.forward_metadata
         return VerifyBatch(
             slots=metadata.mamba_cache_indices[:size],
-            rows=self._rows[:size],
-            nodes=self._nodes,
+            rows=metadata.mtp_rows[:size],
+            nodes=metadata.mtp_nodes,
             chain=metadata.retrieve_next_token is None,
         )
+
+
+def _padded(links: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    """Tree links of ``size`` rows: MLP sync pads a batch, but not the links that its drafts came with."""
+    if links is None or links.shape[0] >= size:
+        return links
+    return torch.nn.functional.pad(links, (0, 0, 0, size - links.shape[0]), value=-1)

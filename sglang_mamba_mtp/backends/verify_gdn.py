@@ -23,7 +23,7 @@ class VerifyGdn(TargetVerify, GdnBackend):
         if not forward_batch.forward_mode.is_target_verify():
             return super().forward_extend(layer, forward_batch, mixed_qkv, a, b, **kwargs)
         index = self.req_to_token_pool.mamba2_layer_index(layer.layer_id)
-        batch = self._batch(mixed_qkv.shape[0] // self._nodes)
+        batch = self._batch(mixed_qkv.shape[0] // self.forward_metadata.mtp_nodes)
         mixed_qkv = self.store.convolve(
             index, mixed_qkv, batch, weight=layer.conv_weights, bias=layer.bias, activation=layer.activation
         )
