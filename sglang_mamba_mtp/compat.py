@@ -46,6 +46,11 @@ def version_numbers() -> tuple[int, ...]:
     return SUPPORTED_MIN if version is None else numbers(version)
 
 
+def has_external_cache_linker() -> bool:
+    """Whether SGLang has `--enable-unified-cache-external-linker`."""
+    return version_numbers() >= (0, 5, 23)
+
+
 def is_supported(version: str) -> bool:
     """Whether ``version`` lies in the supported range."""
     return SUPPORTED_MIN <= numbers(version) < SUPPORTED_BELOW

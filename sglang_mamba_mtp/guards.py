@@ -85,6 +85,16 @@ def _chain_only_backend(args: Any) -> str:
     return "trtllm_mha" if _algorithm(args) == "NGRAM" and "trtllm_mha" in backends else ""
 
 
+_FROM_0_5_23 = (
+    (
+        _switched_on(
+            "--enable-unified-cache-external-linker", "states are loaded into slots without this plugin's knowledge"
+        ),
+    )
+    if compat.has_external_cache_linker()
+    else ()
+)
+
 #: Declined in every mode but `off`.
 COMMON: tuple[Decline, ...] = (
     Decline(
@@ -128,13 +138,7 @@ COMMON: tuple[Decline, ...] = (
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
     _switched_on("--enable-hierarchical-cache", "states that travel to the host and back are not tested yet"),
     _switched_on("--enable-lmcache", "states that travel to the host and back are not tested yet"),
-    Decline(
-        "--enable-unified-cache-external-linker",
-        lambda args: getattr(args, "enable_unified_cache_external_linker", False),  # 0.5.23
-        bool,
-        "states are loaded into slots without this plugin's knowledge",
-        "leave it out",
-    ),
+    *_FROM_0_5_23,
     _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
     _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),

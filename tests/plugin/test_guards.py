@@ -28,6 +28,7 @@ def arguments(**changed) -> SimpleNamespace:
         "enable_page_major_kv_layout": False,
         "enable_hierarchical_cache": False,
         "enable_lmcache": False,
+        "enable_unified_cache_external_linker": False,
         "enable_streaming_session": False,
         "enable_two_batch_overlap": False,
         "enable_mamba_cache_stochastic_rounding": False,
@@ -68,6 +69,11 @@ REFUSED = [
         "--cuda-graph-backend-decode breakable",
     ),
 ]
+
+if compat.has_external_cache_linker():
+    REFUSED.append(
+        ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
+    )
 
 REFUSED_WITH_OWN_VERIFY = [
     ({"linear_attn_verify_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
