@@ -77,10 +77,11 @@ def test_skipped_settle_is_seen(checkpoint, family, mode):
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize(("family", "mode"), OWN)
-def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, family, mode):
-    """A stale pending count, or an index into draft slots that are another request's."""
-    case = Case(family, "ngram-tree", "no_buffer", mode)
+@pytest.mark.parametrize("mode", IN_FULL)
+def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
+    """A stale pending count, or an index into draft slots that are another request's. GDN: with Mamba2's model 0.5.17
+    recycles no slot here whose former owner left something behind; the stateful tests do it for both families."""
+    case = Case("gdn", "ngram-tree", "no_buffer", mode)
     kinds = _sabotaged(checkpoint, case, "skip_discard", scenarios.pressure, **FEW_SLOTS["no_buffer"])
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND
 
