@@ -421,21 +421,23 @@ def largest_draft(server_args: Any) -> int:
     return int(largest() if largest is not None else server_args.max_speculative_num_draft_tokens)
 
 
+def _configurator_module() -> Any:
+    return importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+
+
 def schedule() -> Any:
     """SGLang's resolved scheduling settings, as `KVCacheConfigurator` reads them."""
-    return importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator").get_schedule()
+    return _configurator_module().get_schedule()
 
 
 def state_slots_are_automatic() -> bool:
     """Whether SGLang derives the number of state slots from memory, not from a flag. Ask before it is derived."""
-    module = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
-    return schedule().max_mamba_cache_size is None and not module.get_memory().disable_radix_cache
+    return schedule().max_mamba_cache_size is None and not _configurator_module().get_memory().disable_radix_cache
 
 
 def set_state_slots(slots: int) -> None:
     """Settle the number of state slots, as `KVCacheConfigurator` does."""
-    module = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
-    module.get_context().override("mamba_mtp.memory_budget", max_mamba_cache_size=slots)
+    _configurator_module().get_context().override("mamba_mtp.memory_budget", max_mamba_cache_size=slots)
 
 
 def request_rows(configurator: Any) -> int:

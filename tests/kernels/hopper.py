@@ -1,12 +1,9 @@
-"""Kernels compiled for an H100 without one. Import it where Triton does not interpret: it takes that setting away."""
+"""Kernels compiled for an H100 without one, in a process whose Triton does not interpret."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import Any
-
-os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 from triton import JITFunction, compile
 from triton.backends.compiler import GPUTarget
@@ -15,7 +12,7 @@ from triton.compiler import ASTSource
 from .ptx import stored_values
 
 
-def ptx_of(
+def compiled(
     kernel: Any,
     pointers: dict[str, str],
     constants: dict[str, Any],
@@ -23,9 +20,10 @@ def ptx_of(
     floats: Collection[str] = (),
     unspecialised: Collection[str] = (),
     num_warps: int,
-) -> str:
-    """PTX for sm_90. Constants the kernel has not got are left out; other integers are divisible by 16, as the strides
-    and sizes of real models are, but for the unspecialised."""
+    num_stages: int = 3,
+) -> Any:
+    """What Triton makes of a kernel for sm_90. Constants the kernel has not got are left out; other integers are
+    divisible by 16, as the strides and sizes of real models are, but for the unspecialised."""
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -40,14 +38,13 @@ def ptx_of(
             if name not in unspecialised:
                 attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "num_stages": 3}).asm[
-        "ptx"
-    ]
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def same_arithmetic(case: str, ours: str, stock: str) -> bool:
-    """Whether two kernels store the same values; prints a line."""
-    got, want = stored_values(ours), stored_values(stock)
+def same_arithmetic(case: str, ours: Any, stock: Any) -> bool:
+    """Whether two compiled kernels store the same values; prints a line."""
+    got, want = stored_values(ours.asm["ptx"]), stored_values(stock.asm["ptx"])
     differ = sum(a != b for a, b in zip(got, want, strict=False)) + abs(len(got) - len(want))
     print(f"{case}: {differ} of {len(want)} stored values differ", flush=True)
     return differ == 0 and bool(want)

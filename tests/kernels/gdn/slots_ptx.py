@@ -5,12 +5,15 @@ python -m tests.kernels.gdn.slots_ptx       # a line a case; exits with 1 where 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
+os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
+
 from mamba_mtp_kernels.gdn.slots import _slots_kernel, constants_for, default_config
 
-from ..hopper import ptx_of, same_arithmetic
+from ..hopper import compiled, same_arithmetic
 from .stock import stock_module, stock_version
 
 H, HV, K, V = 16, 32, 128, 128
@@ -21,17 +24,17 @@ LAUNCH: dict[str, Any] = {
 }
 
 
-def ours(dtype: str, state: str, tree: bool, batch: int, sglang: tuple[int, ...]) -> str:
+def ours(dtype: str, state: str, tree: bool, batch: int, sglang: tuple[int, ...]) -> Any:
     pointers = dict.fromkeys(("q", "k", "v", "a", "b", "out"), dtype) | {"states": state}
     pointers |= dict.fromkeys(("A_log", "dt_bias"), "fp32")
     pointers |= dict.fromkeys(("read_slots", "write_slots", "parents"), "i32")
     config = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=sglang)
     constants: dict[str, Any] = constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, layouts=False)
     constants |= {"state_layout": None} | ({} if tree else {"parents": None})
-    return ptx_of(_slots_kernel, pointers, constants, **LAUNCH)
+    return compiled(_slots_kernel, pointers, constants, **LAUNCH)
 
 
-def stocks(kernel: Any, dtype: str, state: str, tree: bool, block_v: int) -> str:
+def stocks(kernel: Any, dtype: str, state: str, tree: bool, block_v: int) -> Any:
     pointers = dict.fromkeys(("q", "k", "v", "a", "b", "o"), dtype)
     pointers |= dict.fromkeys(("h0_source", "intermediate_states_buffer"), state)
     pointers |= dict.fromkeys(("A_log", "dt_bias"), "fp32")
@@ -48,7 +51,7 @@ def stocks(kernel: Any, dtype: str, state: str, tree: bool, block_v: int) -> str
     for ring in ("rawv", "rawk", "g", "beta"):
         constants |= {f"replayssm_{ring}": None, f"stride_{ring}_slot": 0}
     constants |= {} if tree else {"retrieve_parent_token_ptr": None}
-    return ptx_of(kernel, pointers, constants, **LAUNCH)
+    return compiled(kernel, pointers, constants, **LAUNCH)
 
 
 def main() -> int:

@@ -27,8 +27,8 @@ from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
 from mamba_mtp_kernels.mamba2 import slots as mamba2_slots
 from mamba_mtp_kernels.mamba2 import verify as mamba2_verify
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+
+from ..hopper import compiled
 
 TOLERATED_BYTES = 160
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -38,30 +38,18 @@ def resources(
     kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int
 ) -> dict[str, int]:
     """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
-    signature: dict[str, str] = {}
-    attributes = {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in ("dt_low", "dt_high"):
-            signature[name] = "fp32"
-        else:
-            signature[name] = "*" + pointers[name] if name in pointers else "i32"
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps, "num_stages": stages},
-    )
+    kernel = compiled(
+        kernel, pointers, constants, floats=("dt_low", "dt_high"), num_warps=warps, num_stages=stages
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
-        source.write_text(compiled.asm["ptx"])
+        source.write_text(kernel.asm["ptx"])
         command = [PTXAS, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return {
         "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
         "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
-        "shared": compiled.metadata.shared,
+        "shared": kernel.metadata.shared,
     }
 
 
