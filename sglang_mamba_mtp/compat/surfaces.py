@@ -120,6 +120,10 @@ HOOKED: dict[str, Surface] = {
     "track_indices": _same(
         "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "batch track_positions"
     ),
+    "resume_memory": _same(
+        "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.resume_memory_occupation",
+        "self recv_req",
+    ),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
@@ -127,7 +131,7 @@ HOOKED: dict[str, Surface] = {
     ),
 }
 
-#: Surfaces the backends override or call: not patched, but they must be what we think they are.
+#: Surfaces the backends override, call or do the work of: not patched, but they must be what we think they are.
 RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_HL}:MambaAttnBackendBase.__init__", "self model_runner"),
     _same(f"{_HL}:MambaAttnBackendBase._forward_metadata", "self forward_batch"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, radix_cache, startup, step
+from . import flags, radix_cache, sleep, startup, step
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -36,6 +36,7 @@ TABLE: tuple[Hook, ...] = (
         "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
     ),
     Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
+    Hook("resume_memory", "AFTER", sleep.wake, OWN_POOL, "memory comes back from sleep with its contents lost"),
     Hook("plan_stream", "AROUND", step.plan_behind_the_forward, OURS, "a step is not prepared over the last one"),
     Hook("commit", "AROUND", step.commit, OURS, "the mode records what a verify accepted"),
 )

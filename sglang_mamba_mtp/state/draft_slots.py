@@ -54,13 +54,21 @@ class DraftSlots(DraftStore):
         device = states.device
         self.first, self._rows = first, rows
         self._axis_orders = axis_orders
-        self.current_input = torch.full((rows,), -1, dtype=torch.int32, device=device)
-        self.row_slot = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.slot_row = torch.zeros(first, dtype=torch.int32, device=device)
-        self._read_slots = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        self._write_slots = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
-        self._track_source = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        axis_orders.mark(torch.arange(first, states.shape[1], device=device), axis_orders.write)
+        self.current_input = torch.empty(rows, dtype=torch.int32, device=device)
+        self.row_slot = torch.empty(rows, dtype=torch.int32, device=device)
+        self.slot_row = torch.empty(first, dtype=torch.int32, device=device)
+        self._read_slots = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self._write_slots = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
+        self._track_source = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self.renew()
+
+    def renew(self) -> None:
+        super().renew()
+        self.current_input.fill_(-1)
+        for buffer in (self.row_slot, self.slot_row, self._read_slots, self._write_slots, self._track_source):
+            buffer.zero_()
+        slots = torch.arange(self.first, self.states.shape[1], device=self.states.device)
+        self._axis_orders.mark(slots, self._axis_orders.write)
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:

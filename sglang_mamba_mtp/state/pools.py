@@ -9,10 +9,13 @@ overwrites a slot forgets what was known about it.
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from .. import config
@@ -57,7 +60,8 @@ class MtpMambaPool(MambaPool):
         self.cache_params = cache_params
         self.max_nodes = speculative_num_draft_tokens or 0
         self.request_rows = spec_state_size + 1
-        self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
+        with self._memory():
+            self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
         self.store: DraftStore | None = None
         self._opened_as: object = None
 
@@ -70,7 +74,8 @@ class MtpMambaPool(MambaPool):
         """
         kind = self._kind_of_store(family, model_runner)
         if self.store is None:
-            self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
+            with self._memory():
+                self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
         elif self._opened_as != kind:
             raise MtpError(f"two backends over one mamba pool want different buffers: {self._opened_as}, {kind}")
         return self.store
@@ -82,6 +87,23 @@ class MtpMambaPool(MambaPool):
     @abstractmethod
     def _make_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
         """What the mode keeps of draft nodes."""
+
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Allocate as SGLang's pool does: in memory that its sleep mode gives back, and from its own allocator if it
+        has one."""
+        own = torch.cuda.use_mem_pool(self.custom_mem_pool) if self.enable_custom_mem_pool else contextlib.nullcontext()
+        with self.memory_saver_adapter.region(GPU_MEMORY_TYPE_KV_CACHE), own:
+            yield
+
+    def renew(self) -> None:
+        """All slots are free, and the pool's memory was given back and taken again: fill what must hold a value.
+
+        In place. States need none: a slot is cleared, or copied into, before anybody reads it.
+        """
+        self.axis_orders.renew()
+        if self.store is not None:
+            self.store.renew()
 
     @property
     def speculative_bytes(self) -> int:

@@ -54,8 +54,8 @@ class DraftStore(ABC):
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)
         self._max_batch = max_batch
-        self._parents = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
-        self._ancestors = torch.zeros(max_batch * nodes, dtype=torch.int64, device=device)
+        self._parents = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
+        self._ancestors = torch.empty(max_batch * nodes, dtype=torch.int64, device=device)
 
     # ------------------------------------------------------------------------------------------------------- a verify
 
@@ -134,6 +134,16 @@ class DraftStore(ABC):
         """Forget what is known about ``slots``, whose states somebody has written or is about to write."""
 
     # -------------------------------------------------------------------------------------------------------- memory
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Fill every buffer as a new store has it: nothing is known about any slot or row.
+
+        In place, because captured graphs hold addresses. For a store whose memory was given back and taken again, which
+        may hold anything; constructors end with it.
+        """
+        self._parents.zero_()
+        self._ancestors.zero_()
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import cuda_ops, sabotage
+from . import cuda_ops, sabotage, sleep
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -54,6 +54,9 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     if spec.device != "cpu":
         cuda_ops.install()
     sabotage.apply(spec.sabotage)
+    saver = sleep.MemorySaver()
+    if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
+        saver.install()
     scheduler = build_scheduler(spec)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
@@ -79,6 +82,8 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         pool_bytes=allocated_bytes(tensors_behind(pool)),
         slot_bytes=allocated_bytes([pool.mamba_cache.temporal, *pool.mamba_cache.conv]),
         hooks=hooks,
+        released_bytes=feeder.released_bytes,
+        kept=saver.kept(tensors_behind(pool)),
         graphs=recorder.graphs,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,

@@ -110,6 +110,8 @@ class Result:
     ``gaps`` (of plain engines) says, for every prefix a token was chosen after, by how much its logit led the next one.
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
+    ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
+    ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
     ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph.
     """
 
@@ -125,6 +127,8 @@ class Result:
     pool_bytes: int
     slot_bytes: int
     hooks: list[str]
+    kept: list[str]
+    released_bytes: int
     graphs: int
     seconds_to_build: float
     seconds_to_run: float
