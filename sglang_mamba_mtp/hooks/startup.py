@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from .. import __version__, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
+from ..state.pools import MtpMambaPool
 from . import registry
 
 logger = logging.getLogger(__name__)
@@ -156,6 +158,16 @@ def announce(result: None, runner: Any) -> None:
         f"{pool.size} state slots, SGLang {sglang}"
     )
     _log("mamba-mtp state: " + json.dumps(_state_report(serving, runner, held)))
+    if isinstance(pool, MtpMambaPool):
+        _warm_up(pool, runner)
+
+
+def _warm_up(pool: MtpMambaPool, runner: Any) -> None:
+    """Compile now what a step launches outside its captured graphs: no request is to wait for that, on any rank."""
+    started = time.perf_counter()
+    tracked = runner.req_to_token_pool.enable_mamba_extra_buffer
+    pool.warm_up(startup.draft_lengths(runner.server_args), tracked=tracked)
+    _log(f"mamba-mtp: commit and slot kernels are ready after {time.perf_counter() - started:.1f} s")
 
 
 def _state_report(serving: Serving, runner: Any, held: dict[str, int]) -> dict[str, Any]:

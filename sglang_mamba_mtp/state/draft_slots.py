@@ -115,6 +115,10 @@ class DraftSlots(DraftStore):
             nodes_per_row=self.nodes,
         )
 
+    def _warm_up_verify(self, batch: VerifyBatch) -> None:
+        super()._warm_up_verify(batch)
+        self._place(batch)
+
     def _slots_and_links(self, batch: VerifyBatch) -> dict[str, Any]:
         return {
             "read_slots": self._read_slots[: batch.size],

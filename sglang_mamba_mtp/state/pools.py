@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from ..errors import MtpError
 from ..families.table import FAMILIES
 from .axis_order import VK, axis_orders_for
 from .draft_slots import DraftSlots
-from .store import DraftStore
+from .store import DraftStore, padding_slots
 from .window import Window, WindowShape
 
 
@@ -87,6 +87,14 @@ class MtpMambaPool(MambaPool):
     @abstractmethod
     def _make_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
         """What the mode keeps of draft nodes."""
+
+    def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
+        """Have compiled, before requests wait for it, what slots and commits will launch (`DraftStore.warm_up`)."""
+        if self.store is None:
+            return
+        self.store.warm_up(lengths, tracked=tracked)
+        for slots in padding_slots(self.device):
+            self.settle_for_sglang(slots)
 
     @contextlib.contextmanager
     def _memory(self) -> Iterator[None]:
