@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 from mamba_mtp_kernels import common
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 
 #: What ``auto`` means: the faster one, measured (tests/bench/results/*-modes.json, "layouts").
 FASTER = VK

@@ -3,7 +3,8 @@
 tree.py         draft trees
 commit.py       replay mode's windows, schedule.py: the order in which their rows run
 slots.py        slots mode's indices: where each request's newest state lies
-layout.py       the two layouts of a recurrent state, turn.py: from one into the other, tile.py: a tile of either
+arguments.py    checks of a launcher's tensors, operands.py: the dataclasses in which they travel
+axis_order.py   the two axis orders of a state, turn.py: from one into the other, tile.py: a tile of either
 move.py         copies of whole slots
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .layout import KV
+from .axis_order import KV
 
 
 def build_tree_reference(

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .axis_order import KV, VK
 from .checks import check_dtype, check_inner_contiguous, check_shape
-from .layout import KV, VK
 
 IS_KV = tl.constexpr(KV)
 

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .axis_order import KV, VK
 from .checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from .layout import KV, VK
 
 PROGRAMS = 528  # four for each of an H100's multiprocessors: what fits there at once
 BLOCK_R = 32

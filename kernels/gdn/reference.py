@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..common.layout import KV, VK
+from ..common.axis_order import KV, VK
 
 L2NORM_EPS = 1e-6
 SOFTPLUS_THRESHOLD = 20.0

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.axis_order import VK
 from ..common.checks import (
     INDEX_DTYPES,
     check_dtype,
@@ -28,7 +29,6 @@ from ..common.checks import (
     check_same_device,
     check_shape,
 )
-from ..common.layout import VK
 from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .tiles import may_fuse
 

@@ -35,7 +35,7 @@ from graph_timing import environment, import_kernels, time_launches, write_recor
 import_kernels()
 
 from mamba_mtp_kernels.common import ops_for  # noqa: E402
-from mamba_mtp_kernels.common.layout import KV, VK  # noqa: E402
+from mamba_mtp_kernels.common.axis_order import KV, VK  # noqa: E402
 from step import Drafts, Exact, Ours, Step, Stock, fill, make_layer  # noqa: E402
 
 from sglang_mamba_mtp.config import MtpConfig  # noqa: E402

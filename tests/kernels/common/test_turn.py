@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mamba_mtp_kernels.common import ops_for
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.common.reference import turn_states_reference
 from mamba_mtp_kernels.common.turn import turn_states
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, gap_between_slots, random_tree_parents
 from .case import clone_tensor

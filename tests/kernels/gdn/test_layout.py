@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference
 
 from ..helpers import assert_same_bits, assert_same_numbers, rms_ratio
