@@ -148,7 +148,7 @@ class Mamba2Layer:
     def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
         (x, B, C), (dt,) = self._parts(y), rest
         weights = {"A": self.A, "D": self.D, "dt_bias": self.dt_bias}
-        return verify(x, dt, B, C, **weights, dt_softplus=True, dt_limits=None, z=None, **extra)
+        return verify(x, dt, B, C, **weights, dt_softplus=True, **extra)
 
     def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"out": y.new_zeros(y.shape[0], self._inner).unflatten(-1, (self.shape.nheads, self.shape.headdim))}

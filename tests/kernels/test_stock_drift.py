@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from mamba_mtp_kernels.common.commit import commit_window
+from mamba_mtp_kernels.common.operands import Folds, States
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from .gdn import case as gdn_case
 from .gdn.stock import stock_module
@@ -115,7 +117,7 @@ class Mamba2(Family):
 
     def __init__(self, device: torch.device, monkeypatch: pytest.MonkeyPatch, **shape: int) -> None:
         from mamba_mtp_kernels.mamba2.fold import mamba2_fold
-        from mamba_mtp_kernels.mamba2.verify import mamba2_verify
+        from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 
         pools = {"dtype": torch.bfloat16, "pending": [0] * BATCH, "fold_threshold": WINDOW}
         super().__init__(mamba2_case.make_case(batch=BATCH, nodes=NODES, device=device, **pools, **shape), device)
@@ -126,7 +128,10 @@ class Mamba2(Family):
         self.case.run(self.ours)
 
     def fold(self, checkpoint: torch.Tensor, **arguments: Any) -> None:
-        self._fold(checkpoint, A=self.tensors["A"][None], **arguments)
+        inputs = {name.removeprefix("window_"): arguments[name] for name in self.windows}
+        folds = Folds(*(arguments[name] for name in ("src_slots", "dst_slots", "rows", "counts")))
+        window = self.books.window(Mamba2Window, **inputs)
+        self._fold(States(checkpoint), window, folds, A=self.tensors["A"][None])
 
     def stock_token(self, states: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         x, B, C, dt = (self.tensors[name][tokens] for name in MAMBA2_INPUTS)
