@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import gdn, mamba2
+from mamba_mtp_kernels.common.operands import Folds, States
+from mamba_mtp_kernels.gdn.window import GdnWindow
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from . import compat
 from .drafts import VerifyOp
@@ -25,9 +28,11 @@ class GdnFamily:
 
     Attributes
         fold_first: whether the replay verify takes the order to start its rows in.
+        window: the class in which its kernels take a window.
     """
 
     fold_first = False
+    window = GdnWindow
 
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
@@ -60,6 +65,7 @@ class Mamba2Family:
     """Mamba2 (Nemotron-H and others): x and B after the convolution, and the final step size dt."""
 
     fold_first = True
+    window = Mamba2Window
 
     @staticmethod
     def fields(shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
@@ -90,8 +96,8 @@ class Mamba2Family:
         mixers = [module for module in model.modules() if isinstance(module, MambaMixer2)]
         run = mamba2.ops_for(device).mamba2_fold
 
-        def fold(checkpoint: torch.Tensor, **arguments: Any) -> None:
-            run(checkpoint, A=torch.stack([mixer.A.data for mixer in mixers]), **arguments)
+        def fold(states: States, window: Mamba2Window, folds: Folds) -> None:
+            run(states, window, folds, A=torch.stack([mixer.A.data for mixer in mixers]))
 
         return fold
 
@@ -115,6 +121,7 @@ def window_layout(
         layers=layers,
         nodes=nodes,
         threshold=threshold,
+        kind=family.window,
         fields=family.fields(cache_params.shape, dtype),
         conv_dim=cache_params.shape.conv[0][0],
         conv_dtype=dtype,

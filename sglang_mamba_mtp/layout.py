@@ -43,7 +43,7 @@ class StateLayouts:
 
     def turn(self, slots: torch.Tensor, layout: int) -> None:
         """Bring ``slots`` (distinct, entries <= 0 skipped) into ``layout`` where they are in the other one."""
-        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), layout=layout)
+        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), to=layout)
 
     def mark(self, slots: torch.Tensor, layout: int) -> None:
         """Somebody has written, or is about to write, the states of ``slots`` in ``layout``; entries <= 0 skipped."""

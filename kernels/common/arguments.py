@@ -48,18 +48,33 @@ class Sizes(dict[str, int]):
     """The sizes bound by a check, by letter."""
 
     def get_all(self, letters: str) -> tuple[int, ...]:
-        """The sizes of these letters, which blanks separate."""
+        """The sizes of these letters, which blanks separate. Raises ValueError for one that no argument had."""
+        missing = [letter for letter in letters.split() if letter not in self]
+        if missing:
+            raise ValueError(f"no argument says what the size {missing[0]} is: one that has it must not be None")
         return tuple(self[letter] for letter in letters.split())
 
 
 class _Size(NamedTuple):
-    """One word of Arg.sizes: product of `letters` and `number`, less `minus`; a lower bound if `at_least`."""
+    """One word of Arg.sizes: the product of `letters` and `number`, less `minus`; a lower bound if `at_least`. `binds`:
+    it is a letter and no more, and may be bound here. `free`: any size does."""
 
     text: str
     letters: tuple[str, ...]
     number: int
     minus: int
     at_least: bool
+    binds: bool
+    free: bool
+
+    def known(self, sizes: Mapping[str, int]) -> int | None:
+        """The size wanted; None where a letter has no value yet."""
+        value = self.number
+        for letter in self.letters:
+            if letter not in sizes:
+                return None
+            value *= sizes[letter]
+        return value - self.minus
 
 
 @cache
@@ -69,55 +84,38 @@ def _parse(sizes: str) -> tuple[bool, tuple[_Size, ...]]:
     leading = words[:1] == ["..."]
     parsed = []
     for word in words[leading:]:
-        factors, _, minus = word.removeprefix(">=").partition("-")
-        numbers = [int(factor) for factor in factors.split("*") if factor.isdigit()]
-        letters = tuple(factor for factor in factors.split("*") if not factor.isdigit())
-        parsed.append(_Size(word, letters, math.prod(numbers), int(minus or 0), word.startswith(">=")))
+        product, _, minus = word.removeprefix(">=").partition("-")
+        factors = product.split("*")
+        letters = tuple(factor for factor in factors if not factor.isdigit())
+        number = math.prod(int(factor) for factor in factors if factor.isdigit())
+        parsed.append(_Size(word, letters, number, int(minus or 0), word[0] == ">", letters == (word,), word == "_"))
     return leading, tuple(parsed)
 
 
-def _known(size: _Size, bound: Mapping[str, int]) -> int | None:
-    """The size wanted; None where a letter has no value yet."""
-    if any(letter not in bound for letter in size.letters):
-        return None
-    return math.prod((bound[letter] for letter in size.letters), start=size.number) - size.minus
-
-
-def _check_shape(name: str, arg: Arg, sizes: Sizes, leading: dict[str, tuple[int, ...]]) -> None:
-    """Raise ValueError unless the shape fits; bind what is met first."""
-    assert arg.tensor is not None
-    any_leading, wanted = _parse(arg.sizes)
-    shape = tuple(arg.tensor.shape)
-    before = len(shape) - len(wanted)
-    fits = before == 0 or (any_leading and before > 0)
-    if fits and any_leading:
-        fits = leading.setdefault("...", shape[:before]) == shape[:before]
-    bound = dict(sizes)
-    for size, actual in zip(wanted, shape[max(before, 0) :], strict=False):
-        if not fits:
-            break
-        if size.text == "_":
+def _fits(name: str, wanted: tuple[_Size, ...], shape: tuple[int, ...], sizes: Sizes, bound: list[str]) -> bool:
+    """Whether the dimensions have the sizes wanted. What is met first goes to sizes, its letter to bound."""
+    for size, actual in zip(wanted, shape, strict=True):
+        if size.free:
             continue
-        known = _known(size, bound)
+        known = sizes.get(size.text) if size.binds else size.known(sizes)
         if known is None:
-            if size.text not in size.letters:
+            if not size.binds:
                 raise ValueError(f"{name}: expected a size {size.text}, but no argument before it says what that is")
-            bound[size.text] = actual
-        else:
-            fits = actual >= known if size.at_least else actual == known
-    if not fits:
-        raise ValueError(f"{name}: shape {shape}, expected {_expected(any_leading, wanted, sizes, leading)}")
-    sizes.update(bound)
+            sizes[size.text] = actual
+            bound.append(size.text)
+        elif actual != known and not (size.at_least and actual > known):
+            return False
+    return True
 
 
-def _expected(any_leading: bool, wanted: tuple[_Size, ...], sizes: Sizes, leading: dict[str, tuple[int, ...]]) -> str:
-    """[B=2, N=4, H=?] with the sizes known before this argument."""
-    words = [str(size) for size in leading.get("...", ("...",))] if any_leading else []
+def _expected(leading: tuple[object, ...], wanted: tuple[_Size, ...], sizes: Mapping[str, int]) -> str:
+    """[B=2, N=4, H=?] with the sizes known."""
+    words = [str(size) for size in leading]
     for size in wanted:
-        if not size.letters or size.text == "_":
+        if not size.letters or size.free:
             words.append(size.text)
         else:
-            known = _known(size, sizes)
+            known = size.known(sizes)
             sign = ">=" if size.at_least else "="
             words.append(f"{size.text.removeprefix('>=')}{sign}{'?' if known is None else known}")
     return f"[{', '.join(words)}]"
@@ -125,13 +123,11 @@ def _expected(any_leading: bool, wanted: tuple[_Size, ...], sizes: Sizes, leadin
 
 def _check_contiguous(name: str, tensor: torch.Tensor, dims: int) -> None:
     """Raise ValueError unless the last `dims` dimensions are laid out without gaps, row-major."""
-    expected = 1
-    for axis in range(tensor.dim() - 1, tensor.dim() - 1 - dims, -1):
-        if tensor.shape[axis] != 1 and tensor.stride(axis) != expected:
-            raise ValueError(
-                f"{name}: strides {tensor.stride()} for shape {tuple(tensor.shape)}, last {dims} must be contiguous"
-            )
-        expected *= tensor.shape[axis]
+    shape, strides, expected = tensor.shape, tensor.stride(), 1
+    for axis in range(len(shape) - 1, len(shape) - 1 - dims, -1):
+        if shape[axis] != 1 and strides[axis] != expected:
+            raise ValueError(f"{name}: strides {strides} for shape {tuple(shape)}, last {dims} must be contiguous")
+        expected *= shape[axis]
 
 
 def check(known: Mapping[str, int] | None = None, /, **args: Arg) -> Sizes:
@@ -140,21 +136,29 @@ def check(known: Mapping[str, int] | None = None, /, **args: Arg) -> Sizes:
     Raises ValueError on a shape, stride or device other than asked for and TypeError on such a dtype.
     """
     sizes = Sizes(known or {})
-    leading: dict[str, tuple[int, ...]] = {}
-    devices = {}
-    for name, arg in args.items():
-        tensor = arg.tensor
+    leading: tuple[int, ...] | None = None
+    device: torch.device | None = None
+    for name, (tensor, words, dtypes, contiguous) in args.items():
         if tensor is None:
             continue
-        _check_shape(name, arg, sizes, leading)
-        dtypes = arg.dtypes
+        any_leading, wanted = _parse(words)
+        shape: tuple[int, ...] = tuple(tensor.shape)
+        bound: list[str] = []
+        before = len(shape) - len(wanted)
+        fits = before == 0 if not any_leading else before >= 0 and (leading is None or leading == shape[:before])
+        if not (fits and _fits(name, wanted, shape[before:], sizes, bound)):
+            for letter in bound:
+                del sizes[letter]
+            first = () if not any_leading else ("...",) if leading is None else leading
+            raise ValueError(f"{name}: shape {shape}, expected {_expected(first, wanted, sizes)}")
+        if any_leading:
+            leading = shape[:before]
         if dtypes is not None and (tensor.dtype not in dtypes if isinstance(dtypes, tuple) else tensor.dtype != dtypes):
             raise TypeError(f"{name}: dtype {tensor.dtype}, expected {dtypes}")
-        if arg.contiguous:
-            _check_contiguous(name, tensor, arg.contiguous)
-        devices[name] = tensor.device
-    if len(set(devices.values())) > 1:
-        raise ValueError(
-            "tensors on several devices: " + ", ".join(f"{name} on {device}" for name, device in devices.items())
-        )
+        if contiguous and not tensor.is_contiguous():
+            _check_contiguous(name, tensor, contiguous)
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            raise ValueError(f"tensors on several devices: {name} on {tensor.device}, those before it on {device}")
     return sizes

@@ -1,8 +1,8 @@
 """What travels between a store and its kernels: states, a batch's rows, the slots of its nodes, windows, folds.
 
-Each is built, and checked in itself, once; a launcher checks only how they fit together. Contents change under them
-(tensors are the pool's own), their shapes do not. S slots, R request rows, B batch rows of N draft nodes, C window
-positions, L layers.
+Each is built, and checked in itself, once; a launcher checks how they fit together, and what float dtypes it takes (the
+references take float64 too). Contents change under them (tensors are the pool's own), their shapes do not. S slots, R
+request rows, B batch rows of N draft nodes, C window positions, L layers.
 No triton in this file.
 """
 
@@ -13,8 +13,16 @@ from typing import Self
 
 import torch
 
-from .arguments import FLOATS, INDICES, Arg, check
+from .arguments import INDICES, Arg, check
 from .axis_order import KV, VK
+
+MAX_NODES = 64  # an ancestor mask is one int64
+
+
+def check_nodes(nodes: int) -> None:
+    """Raise ValueError where a draft tree has more nodes than an ancestor mask has bits."""
+    if nodes > MAX_NODES:
+        raise ValueError(f"parents: {nodes} nodes, the ancestor mask holds {MAX_NODES}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +43,7 @@ class States:
 
     def __post_init__(self) -> None:
         check(
-            states=Arg(self.data, "... S H V K", FLOATS, contiguous=2),
+            states=Arg(self.data, "... S H V K", contiguous=2),
             axis_order=Arg(self.axis_order, "S", torch.uint8),
         )
         if self.write not in (VK, KV):
@@ -83,6 +91,13 @@ class Rows:
     def batch(self) -> int:
         return self.slots.shape[0]
 
+    @property
+    def trees(self) -> torch.Tensor:
+        """The parents of the batch's nodes [B, N]. Raises ValueError where none are given."""
+        if self.parents is None:
+            raise ValueError("parents: None, but an op asks for the draft trees")
+        return self.parents[: self.batch]
+
 
 @dataclass(frozen=True, eq=False)
 class NodeSlots:
@@ -105,6 +120,36 @@ class NodeSlots:
             write_slots=Arg(self.write, ">=B N", INDICES),
             parents=Arg(self.parents, ">=B N", INDICES),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class SlotBooks:
+    """Where each request's newest state lies in slots mode (draft_slots.py). Request row r owns the M draft slots from
+    first_draft_slot + r * M on, one per draft node.
+
+    current_input     [R] int32: draft slot of the row's last accepted node; -1: its canonical slot is the newest.
+    row_slot          [R] int32: canonical slot that the row served when it last committed.
+    slot_row          [S] int32: row that last committed for each canonical slot; -1: none.
+    first_draft_slot  > 0.
+    nodes_per_row     M > 0.
+    """
+
+    current_input: torch.Tensor
+    row_slot: torch.Tensor
+    slot_row: torch.Tensor
+    first_draft_slot: int
+    nodes_per_row: int
+
+    def __post_init__(self) -> None:
+        check(
+            current_input=Arg(self.current_input, "R", torch.int32),
+            row_slot=Arg(self.row_slot, "R", torch.int32),
+            slot_row=Arg(self.slot_row, "S", torch.int32),
+        )
+        if self.first_draft_slot <= 0 or self.nodes_per_row <= 0:
+            raise ValueError(
+                f"first_draft_slot {self.first_draft_slot}, nodes_per_row {self.nodes_per_row}: expected both > 0"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +200,7 @@ class Window:
         check(
             pending=Arg(self.pending, "S", torch.int32),
             order=Arg(self.order, "R C", torch.int32, contiguous=2),
-            **self.inputs_as("... R C"),
+            **{name: arg._replace(dtypes=None) for name, arg in self.inputs_as("... R C").items()},
         )
 
     @classmethod

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-MAX_NODES = 64  # bits of an ancestor mask
+from ..common.operands import check_nodes
+
 MIN_DSTATE = 16  # what a tensor core takes at once
 
 
@@ -47,8 +48,7 @@ def check_groups(nheads: int, ngroups: int) -> None:
 
 def check_sizes(nodes: int, nheads: int, ngroups: int, dstate: int) -> None:
     """Raise ValueError for a draft tree or heads that the replay verify has no tiles for."""
-    if nodes > MAX_NODES:
-        raise ValueError(f"ancestors: {nodes} nodes, at most {MAX_NODES}")
+    check_nodes(nodes)
     if dstate < MIN_DSTATE:
         raise ValueError(f"B: dstate {dstate}, at least {MIN_DSTATE} needed")
     check_groups(nheads, ngroups)
@@ -77,8 +77,3 @@ def stock_tiling(dstate: int, sglang: tuple[int, ...] = (0, 5, 23)) -> SlotsTili
     if dstate <= 128:
         return SlotsTiling(8, 1) if sglang >= (0, 5, 23) else SlotsTiling(4, 4)
     return SlotsTiling(4, 8)
-
-
-def chunk_of(state: torch.dtype, columns: int) -> int:
-    """Columns of a chunk of a state tile (fragments.py): four lanes' 16 bytes each, or the half where columns are few."""
-    return 32 if state.itemsize == 2 and columns >= 32 else 16

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups
@@ -133,7 +134,7 @@ def mamba2_fold(states: States, window: Mamba2Window, folds: Folds, *, A: torch.
     check_groups(nheads, ngroups)
     if batch == 0 or layers == 0:
         return
-    _mamba2_fold_kernel[(batch * nheads * triton.cdiv(headdim, BLOCK_P), layers)](
+    _mamba2_fold_kernel[launch_grid(batch * nheads * triton.cdiv(headdim, BLOCK_P), layers)](
         states.data, states.axis_order, window.x, window.B, window.dt, A, window.order, folds.src, folds.dst,
         folds.rows, folds.counts, states.write,
         states.data.stride(0), states.data.stride(1), states.data.stride(2),

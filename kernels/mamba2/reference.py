@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ..common.axis_order import KV
-from ..common.operands import Folds, NodeSlots, Rows, States
-from .arguments import MAX_NODES, SlotsTiling, per_head
+from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
+from .arguments import SlotsTiling, per_head
 from .window import Mamba2Window
 
 
@@ -95,8 +95,7 @@ def mamba2_verify_reference(
     assert rows.ancestors is not None
     tokens, nheads, headdim = x.shape
     batch, nodes, capacity = rows.batch, rows.ancestors.shape[1], window.order.shape[1]
-    if nodes > MAX_NODES:
-        raise ValueError(f"ancestors: {nodes} nodes, at most {MAX_NODES}")
+    check_nodes(nodes)
     window.check_room(nodes)
     A = per_head("A", A, 1).to(compute_dtype)
     bias = None if dt_bias is None else per_head("dt_bias", dt_bias, 1)

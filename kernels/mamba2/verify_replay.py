@@ -37,6 +37,7 @@ import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
 from ..common.elementary import softplus_rn
+from ..common.grid import launch_grid
 from ..common.operands import Rows, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_sizes, parameters
@@ -532,7 +533,7 @@ def mamba2_verify(
         return y
     tiling = tiling or default_tiling(headdim, dstate, nodes, batch, nheads)
     node_block = triton.next_power_of_2(nodes)
-    grid = (batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
+    grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
         window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule, window.fold_threshold,

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
 from ..common.operands import NodeSlots, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import SlotsTiling, check_groups, parameters, stock_tiling
@@ -194,7 +195,7 @@ def mamba2_verify_slots(
     if x.shape[0] == 0:
         return y
     tiling = tiling or stock_tiling(dstate, sglang)
-    _mamba2_slots_kernel[(batch * nheads * triton.cdiv(headdim, tiling.block_p),)](
+    _mamba2_slots_kernel[launch_grid(batch * nheads * triton.cdiv(headdim, tiling.block_p))](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, nodes.read, nodes.write, nodes.parents,
         node_count, states.write,
         x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),

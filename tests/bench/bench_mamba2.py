@@ -25,7 +25,7 @@ from stock import StockMamba2
 import_kernels()
 
 from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
-from mamba_mtp_kernels.common.schedule import fold_first  # noqa: E402
+from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference  # noqa: E402
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify  # noqa: E402
@@ -100,7 +100,6 @@ class Problem:
         **extra: Any,
     ) -> torch.Tensor:
         """One verify of a set. `checkpoint`: states in place of the pool's. exact: on float64 copies of the window."""
-        window = {name: x.double() if exact else x for name, x in self.inputs_of_window.items()}
         return op(
             *self.inputs(which),
             A=self.A,
@@ -109,9 +108,13 @@ class Problem:
             dt_softplus=True,
             states=States(self.checkpoint if checkpoint is None else checkpoint),
             rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors, schedule=schedule),
-            window=Mamba2Window(pending, self.order, self.window, **window),
+            window=self.window_of(pending, exact),
             **extra,
         )
+
+    def window_of(self, pending: torch.Tensor, exact: bool = False) -> Mamba2Window:
+        inputs = {name: x.double() if exact else x for name, x in self.inputs_of_window.items()}
+        return Mamba2Window(pending, self.order, self.window, **inputs)
 
     def settle(self, which: int, counts: torch.Tensor) -> None:
         """mamba2_fold of the first counts[b] tokens of every row of a set, in place."""
@@ -194,7 +197,7 @@ def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0)
             for s in which:
                 # once per forward, for all layers: prepared outside the timing
                 schedule = torch.empty(problem.batch, dtype=torch.int32, device="cuda")
-                fold_first(schedule, slots=problem.slots[s], pending=pending, fold_threshold=problem.window)
+                fold_first(schedule, problem.window_of(pending), slots=problem.slots[s])
                 calls.append(partial(problem.verify, s, pending, tiling=tiling, schedule=schedule if ordered else None))
         return calls
 

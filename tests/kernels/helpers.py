@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from mamba_mtp_kernels.common.operands import Rows, Window
+from mamba_mtp_kernels.common.operands import Folds, Rows, Window
 
 AnyWindow = TypeVar("AnyWindow", bound=Window)
 
@@ -123,6 +123,11 @@ class Bookkeeping:
     def batch_rows(self) -> Rows:
         """The batch as the kernels take it."""
         return Rows(self.slots, self.rows, parents=self.parents, ancestors=self.ancestors)
+
+    def settling(self, batch_rows: slice = slice(None)) -> Folds:
+        """What folds all pending tokens of these batch rows in place."""
+        slots, rows = self.slots[batch_rows], self.rows[batch_rows]
+        return Folds(slots, slots, rows, self.pending[slots.long()])
 
     def window(self, kind: type[AnyWindow], **inputs: torch.Tensor) -> AnyWindow:
         """A family's window over this bookkeeping."""

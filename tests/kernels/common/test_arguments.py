@@ -82,5 +82,5 @@ def test_contiguity():
 
 
 def test_one_device():
-    with pytest.raises(ValueError, match="several devices: x on cpu, y on meta"):
+    with pytest.raises(ValueError, match="several devices: y on meta, those before it on cpu"):
         check(x=Arg(torch.zeros(2), "A"), none=Arg(None, "A"), y=Arg(torch.zeros(2, device="meta"), "A"))

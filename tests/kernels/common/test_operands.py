@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mamba_mtp_kernels.common.axis_order import KV, VK
-from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States, Window
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, SlotBooks, States, Window
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
 SLOTS, ROWS, CAPACITY, LAYERS = 5, 3, 8, 2
@@ -43,8 +43,6 @@ def test_states():
         States(data, order[:4])
     with pytest.raises(TypeError, match="axis_order: dtype"):
         States(data, order.int())
-    with pytest.raises(TypeError, match="states: dtype"):
-        States(data.double())
     with pytest.raises(ValueError, match="states: strides"):
         States(data.transpose(3, 4))
 
@@ -73,6 +71,17 @@ def test_node_slots():
         NodeSlots(integers(3), integers(3, 2), integers(3, 4))
     with pytest.raises(TypeError, match="read_slots: dtype"):
         NodeSlots(torch.zeros(3), integers(3, 2))
+
+
+def test_slot_books():
+    row, slot = integers(ROWS), integers(SLOTS)
+    SlotBooks(row, row, slot, 9, 4)
+    with pytest.raises(ValueError, match=r"row_slot: shape \(5,\), expected \[R=3\]"):
+        SlotBooks(row, slot, slot, 9, 4)
+    with pytest.raises(TypeError, match="slot_row: dtype"):
+        SlotBooks(row, row, slot.long(), 9, 4)
+    with pytest.raises(ValueError, match="first_draft_slot 0, nodes_per_row 4: expected both > 0"):
+        SlotBooks(row, row, slot, 0, 4)
 
 
 def test_folds():
@@ -108,7 +117,6 @@ def test_a_window_of_all_layers_and_of_one():
             r"window_v: .* expected \[2, R=3, C=8, HV=\?",
         ),
         ({"g": torch.rand(LAYERS, ROWS, CAPACITY, 3)}, ValueError, r"window_g: .* HV=2\]"),
-        ({"g": torch.rand(LAYERS, ROWS, CAPACITY, 2).bfloat16()}, TypeError, "window_g: dtype"),
         ({"beta": torch.rand(LAYERS, ROWS, CAPACITY, 4)[..., :2]}, ValueError, "window_beta: strides"),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.commit import commit_window
 from mamba_mtp_kernels.common.operands import Folds, Rows, States
 from mamba_mtp_kernels.common.reference import build_tree_reference, commit_window_reference
+from mamba_mtp_kernels.common.window import commit_window
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import final_dt, mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
@@ -101,6 +101,7 @@ def run_steps(
         parents, ancestors = parents.to(device), ancestors.to(device)
         x, dt = randn(batch * nodes, nheads, headdim), randn(batch * nodes, nheads)
         B, C = randn(batch * nodes, 1, dstate), randn(batch * nodes, 1, dstate)
+        batch_rows = Rows(slots, rows, parents=parents, ancestors=ancestors)
         folds += int((pending[slots.long()] > window).sum())
         y = verify(
             x.to(device),
@@ -112,7 +113,7 @@ def run_steps(
             dt_bias=dt_bias,
             dt_softplus=True,
             states=pool.layer(0),
-            rows=Rows(slots, rows, ancestors=ancestors),
+            rows=batch_rows,
             window=window_of_all.layer(0),
         )
 
@@ -128,15 +129,11 @@ def run_steps(
         track = torch.tensor([path[step % len(path)] for path in paths])
         track[step % batch] = -1
         commit(
-            pending=pending,
+            window_of_all,
+            batch_rows,
             window_row=window_row,
-            order=order,
-            slots=slots,
-            rows=rows,
             last_correct=last.to(device),
             steps_to_track=track.to(device),
-            parents=parents,
-            fold_threshold=window,
             track_count=track_count,
         )
         exact, plain = states[torch.arange(batch), last], plain_states[torch.arange(batch), last]

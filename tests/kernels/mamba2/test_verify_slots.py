@@ -389,7 +389,7 @@ def test_errors_name_the_argument(device):
     for name, change, error in (
         ("write_slots", lambda t: t[:, :3], r"x: shape \(12, 4, 12\), expected \[B\*N=9"),
         ("read_slots", lambda t: t[:2], r"x: shape \(12, 4, 12\), expected \[B\*N=8"),
-        ("states", lambda t: t.transpose(2, 3), r"states: shape"),
+        ("states", lambda t: t.transpose(2, 3).contiguous(), r"states: shape"),
         ("axis_order", lambda t: torch.zeros(3, dtype=torch.uint8, device=device), r"axis_order: shape \(3,\)"),
         ("A", lambda t: torch.ones(4, 12, 16, device=device), r"A: shape .* one value a head"),
     ):
