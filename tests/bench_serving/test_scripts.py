@@ -46,3 +46,22 @@ def test_flags_are_read_without_any_package():
     program = [sys.executable, "-S", str(ROOT / "launch" / "bench" / "mtp_bench" / "options.py")]
     told = subprocess.run([*program, "--help"], env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize("model", ["nemotron", "granite", "qwen3.5", "qwen3-next"])
+@pytest.mark.parametrize("draft", ["chain4", "chain8", "tree8"])
+def test_the_records_flags_are_flags(model, draft):
+    """--help comes last: every flag before it was read."""
+    told = bash(
+        "launch/bench/records.sh", f"{model}-{draft}", "--time-limit", "560", "--python", sys.executable, "--help"
+    )
+    assert told.returncode == 0, told.stderr
+    told = bash("launch/bench/records.sh", f"{model}-{draft}", "--time-limit", "0", "--python", sys.executable)
+    assert told.returncode == 2
+    assert "--time-limit" in told.stderr
+
+
+def test_records_are_named():
+    told = bash("launch/bench/records.sh", "gpt-chain4")
+    assert told.returncode == 2
+    assert "nemotron-{chain4,chain8,tree8}" in told.stderr
