@@ -173,6 +173,11 @@ HOOKED: dict[str, Surface] = {
         "SchedulerBatchResultProcessor._accept_grammar_tokens",
         "self req tokens",
     ),
+    "prefill_result": _same(
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor.process_batch_result_prefill",
+        "self batch result",
+    ),
     "lazy_prepare": _same(
         "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
         "self mamba_track_interval max_draft_tokens",
@@ -389,6 +394,11 @@ def request_slot(req: Any) -> Any:
 def tracking_of(req: Any) -> Any:
     """Where a request keeps its snapshot slots (``mamba_ping_pong_track_buffer``) and what they hold."""
     return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv
+
+
+def committed(req: Any) -> Any:
+    """Where a request keeps how many of its tokens are in the KV cache and the state (``kv_committed_len``)."""
+    return req if hasattr(req, "kv_committed_len") else req.kv
 
 
 def finds_older_snapshots(component: Any) -> bool:

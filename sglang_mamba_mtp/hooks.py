@@ -75,6 +75,7 @@ TABLE: tuple[Hook, ...] = (
         "track_indices", "AFTER", "caching:track_only_into_own_snapshots", OURS, "nothing is tracked into freed slots"
     ),
     Hook("accept_grammar", "AROUND", "caching:drop_state_past_a_grammar", OURS, "no state is cached ahead of its key"),
+    Hook("prefill_result", "AROUND", "caching:count_what_a_tail_ends_with", OURS, "nor with a key behind its state"),
     Hook("lazy_prepare", "AFTER", "caching:forget_overwritten_snapshots", OURS, "nor a snapshot written over"),
     Hook("plan_stream", "AROUND", "serving:plan_behind_the_forward", OURS, "a step is not prepared over the last one"),
     Hook("commit", "AROUND", "serving:commit", OURS, "the mode records what a verify accepted"),
