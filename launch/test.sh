@@ -23,9 +23,10 @@ cd "$ROOT"
 for version in "${versions[@]}"; do setup_environment "$version"; done
 
 failed=0
-say "ruff, mypy"
+say "ruff, mypy, who imports whom"
 "$PYTHON" -m ruff check . || failed=1
 "$PYTHON" -m mypy || failed=1
+"${PYTHON%/*}/lint-imports" --no-cache --no-logo || failed=1
 
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
 # into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each.

@@ -27,13 +27,13 @@ def fit_to_model(benchmark: ModuleType) -> None:
         nonlocal largest_id
         from sglang.kernels.ops.mamba.triton_ops import ssu_dispatch
 
-        from . import compat
+        from .compat import startup
 
-        config = compat.model_config(server_args)
+        config = startup.model_config(server_args)
         if config is not None:
             largest_id = min(LARGEST_ID, config.vocab_size)
         if ssu_dispatch._mamba_ssu_backend is None:
-            ssu_dispatch.initialize_mamba_selective_state_update_backend(compat.resolved(server_args))
+            ssu_dispatch.initialize_mamba_selective_state_update_backend(startup.resolved(server_args))
         return load_model(server_args, *args)
 
     @functools.wraps(prepare_inputs)

@@ -1,4 +1,5 @@
-"""MtpConfig: what the operator asked for. The only reader of the plugin's flags and environment variables.
+"""The modes and options there are, and `MtpConfig`: what the operator asked for. The only reader of the plugin's flags
+and environment variables.
 
 Flags and environment variables are two spellings of the same options. A flag wins and is exported into the
 environment, which every worker process inherits: workers read the environment only.
@@ -12,8 +13,41 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import modes
 from .errors import MtpError
+from .names import OFF, REPLAY, SLOTS, SNAPSHOT
+
+
+@dataclass(frozen=True)
+class ModeEntry:
+    """What the operator is told of a mode: ``summary`` is its line in ``--help``, ``options`` names the `OPTIONS` that
+    change anything in it."""
+
+    summary: str
+    options: frozenset[str] = frozenset()
+
+
+#: In the order of ``--help``. What each mode is made of is in `modes`, which needs SGLang.
+MODES: dict[str, ModeEntry] = {
+    REPLAY: ModeEntry(
+        "read the state once per verify, keep inputs in a window, write the state once per several steps",
+        frozenset({"window", "state_layout"}),
+    ),
+    SLOTS: ModeEntry(
+        "write each draft node's state to a slot of the pool, commit by moving an index", frozenset({"state_layout"})
+    ),
+    SNAPSHOT: ModeEntry("SGLang's own verify, a copy of the state per draft node, with this plugin's fixes"),
+    OFF: ModeEntry("SGLang unchanged"),
+}
+
+#: What is served if nobody asks for a mode.
+DEFAULT_MODE = REPLAY
+
+
+def _mode(text: str) -> str:
+    """A mode."""
+    if text not in MODES:
+        raise ValueError("no such mode")
+    return text
 
 
 def _window(text: str) -> int:
@@ -24,7 +58,7 @@ def _window(text: str) -> int:
     return window
 
 
-#: Values of ``--mamba-mtp-state-layout`` (`layout.CHOICES` says what they mean).
+#: Values of ``--mamba-mtp-state-layout`` (`state.axis_order.CHOICES` says what they mean).
 STATE_LAYOUTS = ("vk", "kv", "auto")
 
 
@@ -59,8 +93,8 @@ OPTIONS: dict[str, Option] = {
             name="mode",
             flag="--mamba-mtp-mode",
             env="SGLANG_MAMBA_MTP_MODE",
-            parse=str,
-            expects="one of " + ", ".join(modes.MODES),
+            parse=_mode,
+            expects="one of " + ", ".join(MODES),
             help="How target verify treats the recurrent state of hybrid linear-attention models. ",
         ),
         Option(
@@ -88,7 +122,7 @@ OPTIONS: dict[str, Option] = {
 class MtpConfig:
     """The options in force. Build it with `from_env`."""
 
-    mode: str = modes.DEFAULT.name
+    mode: str = DEFAULT_MODE
     window: int = 8
     state_layout: str = "auto"
     #: option name -> the spelling it was given with, for messages
@@ -99,7 +133,7 @@ class MtpConfig:
         """Read and check the environment.
 
         Raises
-            MtpError: a value cannot be read, the mode cannot be served, or an option does nothing in the mode.
+            MtpError: a value cannot be read, or an option does nothing in the mode.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -117,12 +151,11 @@ class MtpConfig:
                     f"correct the value or unset the variable"
                 ) from None
         config = cls(**values, given=given)
-        mode = modes.build(config)
         for name in given:
-            if name != "mode" and name not in mode.options:
+            if name != "mode" and name not in MODES[config.mode].options:
                 raise MtpError(
-                    f"{config.source(name)} has no effect in mode {mode.name!r}: unset it"
-                    + _choose_instead(name, mode.name)
+                    f"{config.source(name)} has no effect in mode {config.mode!r}: unset it"
+                    + _choose_instead(name, config.mode)
                 )
         return config
 
@@ -133,7 +166,7 @@ class MtpConfig:
 
 
 def _choose_instead(option: str, current: str) -> str:
-    able = [name for name, mode in modes.MODES.items() if option in mode.options and name != current]
+    able = [name for name, mode in MODES.items() if option in mode.options and name != current]
     return f", or choose mode {' or '.join(able)}" if able else ""
 
 
@@ -145,16 +178,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             option.flag,
             dest=option.dest,
             default=None,
-            metavar="{" + ",".join(modes.MODES) + "}" if option.name == "mode" else None,
+            metavar="{" + ",".join(MODES) + "}" if option.name == "mode" else None,
             help=option.help + (_mode_help() if option.name == "mode" else "") + f" Environment: {option.env}.",
         )
 
 
 def _mode_help() -> str:
-    parts = []
-    for name, mode in modes.MODES.items():
-        parts.append(f"{name}: {mode.summary}")
-    return "; ".join(parts) + f". Default: {modes.DEFAULT.name}."
+    return "; ".join(f"{name}: {mode.summary}" for name, mode in MODES.items()) + f". Default: {DEFAULT_MODE}."
 
 
 def take_flags(parsed: argparse.Namespace, environ: MutableMapping[str, str] | None = None) -> MtpConfig:
@@ -174,8 +204,3 @@ def take_flags(parsed: argparse.Namespace, environ: MutableMapping[str, str] | N
 def current() -> MtpConfig:
     """The configuration of this process, from its environment."""
     return MtpConfig.from_env()
-
-
-def current_mode() -> modes.Mode:
-    """The mode of this process, from its environment."""
-    return modes.build(current())

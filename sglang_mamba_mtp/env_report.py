@@ -64,11 +64,11 @@ def _sgl_kernel() -> str:
 
 def supported() -> Iterator[Row]:
     """Whether the installed SGLang is supported."""
-    from . import compat
+    from .compat import version
 
-    version = compat.sglang_version()
-    verdict = "SGLang is not installed" if version is None else ("yes" if compat.is_supported(version) else "no")
-    yield f"supported ({compat.SUPPORTED})", verdict
+    installed = version.sglang_version()
+    verdict = "SGLang is not installed" if installed is None else ("yes" if version.is_supported(installed) else "no")
+    yield f"supported ({version.SUPPORTED})", verdict
 
 
 def gpus() -> Iterator[Row]:
@@ -111,9 +111,10 @@ def cpu_engine() -> Iterator[Row]:
 
 
 def plugin() -> Iterator[Row]:
-    """Whether SGLang would load the plugin, in which mode, and the state of every hook."""
-    from . import compat, config, hooks
-    from .errors import MtpError
+    """Whether SGLang would load the plugin, in which mode, and the state of every hook and surface."""
+    from . import config
+    from .compat import surfaces
+    from .hooks import registry
 
     def entry_point() -> str:
         found = [entry.value for entry in importlib.metadata.entry_points(group="sglang.srt.plugins", name="mamba_mtp")]
@@ -126,33 +127,33 @@ def plugin() -> Iterator[Row]:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
-        return "yes" if hooks.registered() else "SGLang did not load the plugin"
+        return "yes" if registry.registered() else "SGLang did not load the plugin"
 
     mode = _attempt(lambda: config.current().mode)
     yield "entry point", _attempt(entry_point)
     yield "mode", mode
     yield "loaded by SGLang", _attempt(load)
 
-    def state(hook: hooks.Hook) -> str:
-        try:
-            hook.target.check()
-        except MtpError as error:
-            return f"MISSING: {error}"
-        if hook not in hooks.registered():
+    def state(hook: registry.Hook) -> str:
+        if hook not in registry.registered():
             return "not registered" if mode in hook.modes else f"not used in mode {mode}"
-        return "live" if hooks.is_live(hook) else "NOT LIVE"
+        return "live" if registry.is_live(hook) else "NOT LIVE"
 
-    def relied_on(surface: compat.Surface) -> str:
-        try:
-            surface.check()
-        except MtpError as error:
-            return f"MISSING: {error}"
-        return "as expected"
+    def as_expected(surface: surfaces.Surface) -> str:
+        missing = list(registry.problems([surface]))
+        return f"MISSING: {missing[0]}" if missing else "as expected"
 
-    for hook in hooks.TABLE:
-        yield f"hook {hook.surface}", f"{_attempt(partial(state, hook))}; {hook.kind} {hook.target.path}"
-    for surface in compat.RELIED_ON:
-        yield f"uses {surface.path.partition(':')[2]}", f"{_attempt(partial(relied_on, surface))}; {surface.path}"
+    for name, surface in surfaces.HOOKED.items():
+        yield f"surface {name}", f"{_attempt(partial(as_expected, surface))}; {surface.path}"
+    for surface in surfaces.RELIED_ON:
+        yield f"uses {surface.path.partition(':')[2]}", f"{_attempt(partial(as_expected, surface))}; {surface.path}"
+    try:
+        from .hooks.table import TABLE
+    except Exception as error:  # it imports what extends SGLang's classes
+        yield "hooks", f"failed: {type(error).__name__}: {error}"
+        return
+    for hook in TABLE:
+        yield f"hook {hook.surface}", f"{_attempt(partial(state, hook))}; {hook.kind} {hook.function.__qualname__}"
 
 
 def environment() -> Iterator[Row]:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import compat
+from .compat import startup
 from .errors import MtpError
-
-if TYPE_CHECKING:
-    from .modes import Mode
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ _FROM_0_5_23 = (
             "--enable-unified-cache-external-linker", "states are loaded into slots without this plugin's knowledge"
         ),
     )
-    if compat.has_external_cache_linker()
+    if startup.has_external_cache_linker()
     else ()
 )
 
@@ -183,16 +180,18 @@ def declined(args: Any, guards: Iterable[Decline]) -> list[str]:
     return [text for guard in guards if (text := guard.message(args)) is not None]
 
 
-def check(server_args: Any, mode: Mode, family_name: str) -> None:
-    """Check the arguments of a server that decodes speculatively with a model ``mode`` has a backend for.
+def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str) -> None:
+    """Check the arguments of a server that decodes speculatively with a model that ``mode`` has a backend for.
+
+    ``family`` names the kind of model, for people.
 
     Raises
         MtpError: something is declined; the message lists everything that is.
     """
-    refusals = declined(compat.resolved(server_args), mode.guards())
+    refusals = declined(startup.resolved(server_args), guards)
     if refusals:
         lines = "\n".join(f"  - {text}" for text in refusals)
         raise MtpError(
-            f"mamba-mtp mode {mode.name!r} cannot serve this {family_name} model:\n{lines}\n"
+            f"mamba-mtp mode {mode!r} cannot serve this {family} model:\n{lines}\n"
             f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
         )

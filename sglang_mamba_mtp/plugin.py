@@ -29,11 +29,23 @@ def register() -> None:
 
 
 def _register() -> None:
-    from . import compat, cpu
+    from . import cpu
+    from .compat import surfaces, version
 
-    compat.require_supported_version()
+    version.require_supported_version()
     cpu.install()  # first: it puts in place what importing SGLang needs on a machine without a GPU
 
-    from . import config, hooks
+    from . import config, names
+    from .hooks import flags, registry
 
-    hooks.register(hooks.active(config.current().mode))
+    mode = config.current().mode
+    if mode == names.OFF:
+        registry.require(hook.target for hook in flags.HOOKS)
+        registry.register(flags.HOOKS)
+        return
+    # Before the table imports what extends SGLang: a surface that is gone is then named.
+    registry.require((*surfaces.HOOKED.values(), *surfaces.RELIED_ON))
+
+    from .hooks import table
+
+    registry.register(table.active(mode))

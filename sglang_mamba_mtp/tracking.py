@@ -10,7 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from .compat import FLAT_GRID, PER_SEQUENCE, PER_SEQUENCE_FLOOR, HostTracking
+#: Where a prefill kernel leaves the states at chunk boundaries (`h`), as the row arithmetic of the snapshots needs it.
+PER_SEQUENCE = "per_sequence"  # ceil(len / chunk) states a sequence, one sequence after the other
+PER_SEQUENCE_FLOOR = "per_sequence_floor"  # floor(len / chunk) states a sequence (Mamba2 up to 0.5.17)
+FLAT_GRID = "flat_grid"  # one grid over the whole flattened batch; states off it are recomputed (Mamba2 later)
+
+
+@dataclass(frozen=True)
+class HostTracking:
+    """What a prefill batch snapshots for the prefix cache, on the host.
+
+    Attributes
+        mask: per row, whether it is tracked.
+        seqlens: per row, the sequence length to snapshot at (SGLang's convention; meaningless where not tracked).
+    """
+
+    mask: Sequence[bool]
+    seqlens: Sequence[int]
 
 
 @dataclass
@@ -50,7 +66,7 @@ def plan_tracking(
         extend_lens, prefix_lens: per row, tokens of this forward and tokens before it.
         chunk_size: tokens between two states of `h`.
         snapshot_size: tokens between two places the prefix cache snapshots at (a multiple of ``chunk_size``).
-        boundary_states: how `h` is laid out (`compat.boundary_states`).
+        boundary_states: how `h` is laid out (`compat.batches.boundary_states`).
         conv_window: columns of the convolution state.
 
     Returns

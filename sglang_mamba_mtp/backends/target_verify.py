@@ -2,23 +2,18 @@
 prepares, what a commit is told.
 
 A family adds the forward of its layers and nothing else; where draft nodes are kept meanwhile is the mode's business
-(`drafts.DraftStore`).
+(`state.store.DraftStore`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config import current_mode
-from ..drafts import VerifyBatch
 from ..errors import MtpError
-from ..pool import MtpMambaPool
-
-if TYPE_CHECKING:
-    from ..drafts import DraftStore
-    from ..modes import OwnVerify
+from ..state.pools import MtpMambaPool
+from ..state.store import DraftStore, VerifyBatch
 
 
 class TargetVerify:
@@ -39,17 +34,17 @@ class TargetVerify:
         self._pool, self.store = self._open_store(model_runner)
 
     def _open_store(self, model_runner: Any) -> tuple[MtpMambaPool, DraftStore]:
-        mode, pool = cast("OwnVerify", current_mode()), self.req_to_token_pool.mamba_pool
-        if not isinstance(pool, MtpMambaPool) or pool.max_nodes is None:
+        pool = self.req_to_token_pool.mamba_pool
+        if not isinstance(pool, MtpMambaPool) or not pool.max_nodes:
             raise MtpError(
-                f"mode {mode.name} needs a mamba pool of its own, but SGLang built {type(pool).__name__} for "
-                f"{getattr(pool, 'max_nodes', None)} draft nodes: a hook has no effect"
+                f"{type(self).__name__} needs a mamba pool of its own, but SGLang built {type(pool).__name__} for "
+                f"{getattr(pool, 'max_nodes', 0)} draft nodes: a hook has no effect"
             )
         rows = self.req_to_token_pool.req_to_token.shape[0]
         if pool.request_rows < rows:
             raise MtpError(f"the mamba pool was built for {pool.request_rows} request rows, but SGLang has {rows}")
         # Under MLP sync SGLang pads a batch past the number of request rows, to a multiple of the attention group.
-        return pool, mode.open_store(pool, self.linear_family, model_runner, max_batch=2 * rows + 64)
+        return pool, pool.open_store(self.linear_family, model_runner, max_batch=2 * rows + 64)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Prepare an eager forward."""

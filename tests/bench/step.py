@@ -2,7 +2,7 @@
 
 A step is what a server does between the projections of its layers: convolution and recurrence of all draft nodes, layer
 by layer, then one commit for all layers. This project's steps run through the objects that a server's backends drive
-(sglang_mamba_mtp.window, .draft_slots); SGLang's through its kernels, called as its backends call them.
+(sglang_mamba_mtp.state); SGLang's through its kernels, called as its backends call them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mamba_mtp_kernels.conv1d.reference import conv1d_verify_slots_reference  # 
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference  # noqa: E402
 
-from sglang_mamba_mtp.draft_slots import DraftSlots  # noqa: E402
-from sglang_mamba_mtp.drafts import DraftStore, VerifyBatch  # noqa: E402
-from sglang_mamba_mtp.families import FAMILIES, GdnFamily, window_layout  # noqa: E402
-from sglang_mamba_mtp.layout import VK, layouts_for  # noqa: E402
-from sglang_mamba_mtp.modes import GDN, MAMBA2  # noqa: E402
-from sglang_mamba_mtp.window import Window  # noqa: E402
+from sglang_mamba_mtp.families.table import FAMILIES  # noqa: E402
+from sglang_mamba_mtp.names import GDN, MAMBA2  # noqa: E402
+from sglang_mamba_mtp.state.axis_order import VK, axis_orders_for  # noqa: E402
+from sglang_mamba_mtp.state.draft_slots import DraftSlots  # noqa: E402
+from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch  # noqa: E402
+from sglang_mamba_mtp.state.window import Window, WindowShape  # noqa: E402
 
 ACTIVATIONS = torch.bfloat16
 
@@ -97,7 +97,7 @@ class GdnLayer:
         return {}
 
     def fold(self, layers: int) -> Callable[..., None]:
-        return GdnFamily.fold(self.device, None)
+        return FAMILIES[GDN].fold(self.device, None)
 
     def stock(self) -> StockGdn:
         return StockGdn()
@@ -299,9 +299,9 @@ class Ours:
         self.drafts, self.layer = drafts, layer
         slots = drafts.first_draft_slot + (rows * drafts.nodes if mode == "slots" else 0)
         self.states, self.conv_states = _pools(layer, layers, slots, hollow)
-        self.layouts = layouts_for(self.states, state_layout)
+        self.axis_orders = axis_orders_for(self.states, state_layout)
         family = FAMILIES[layer.family]
-        pools = {"states": self.states, "conv_states": self.conv_states, "layouts": self.layouts}
+        pools = {"states": self.states, "conv_states": self.conv_states, "axis_orders": self.axis_orders}
         sizes = {"rows": rows, "max_batch": drafts.batch}
         if mode == "slots":
             self.store: DraftStore = DraftSlots(
@@ -317,7 +317,7 @@ class Ours:
                 conv=[(layer.shape.conv_dim, CONV_WIDTH - 1)],
                 num_k_heads_per_tp=getattr(layer.shape, "H", None),
             )
-            layout = window_layout(
+            window_shape = WindowShape.of(
                 family,
                 SimpleNamespace(shape=shape),
                 layers=layers,
@@ -326,7 +326,7 @@ class Ours:
                 dtype=ACTIVATIONS,
             )
             self.store = Window(
-                layout,
+                window_shape,
                 verify=family.replay(layer.device),
                 fold=layer.fold(layers),
                 fold_first=family.fold_first,
@@ -355,7 +355,7 @@ class Ours:
     def settle(self, which: int) -> None:
         slots = self.drafts.slots[which]
         self.store.settle(slots)
-        self.layouts.turn(slots, VK)
+        self.axis_orders.turn(slots, VK)
 
 
 class Exact:

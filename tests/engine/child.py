@@ -158,9 +158,9 @@ def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:
     Raises AssertionError unless the engine is what the spec says: ours where it speculates in a mode other than "off",
     SGLang's own everywhere else. A test of an engine that quietly runs stock code would prove nothing.
     """
-    from sglang_mamba_mtp import hooks
+    from sglang_mamba_mtp.hooks import registry, table
 
-    hooks.prove()
+    registry.prove()
     linear = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
     ours = type(linear).__module__.startswith("sglang_mamba_mtp.")
     wanted = spec.mode != "off" and spec.spec is not None
@@ -169,4 +169,4 @@ def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:
             f"mode {spec.mode}, speculation {spec.spec}: the linear-attention backend is {type(linear).__module__}."
             f"{type(linear).__qualname__}, expected {'the plugin' if wanted else 'SGLang'}'s own"
         )
-    return [hook.surface for hook in hooks.active(spec.mode)]
+    return [hook.surface for hook in table.active(spec.mode)]

@@ -45,30 +45,30 @@ def _track_root():
 
 def _skip_settle():
     """Nobody brings a slot up to date before another reads it (the plugin's own modes)."""
-    from sglang_mamba_mtp.pool import MtpMambaPool
+    from sglang_mamba_mtp.state.pools import MtpMambaPool
 
     MtpMambaPool.settle = lambda self, slots: None
 
 
 def _skip_discard():
     """What is known about a recycled or overwritten slot outlives its former owner (the plugin's own modes)."""
-    from sglang_mamba_mtp.pool import MtpMambaPool
+    from sglang_mamba_mtp.state.pools import MtpMambaPool
 
     MtpMambaPool.overwritten_by_sglang = lambda self, slots: None
 
 
 def _stale_layout():
     """A state moves and its layout bit stays behind."""
-    from sglang_mamba_mtp.layout import StateLayouts
+    from sglang_mamba_mtp.state.axis_order import AxisOrders
 
-    StateLayouts.move = lambda self, src_slots, dst_slots: None
+    AxisOrders.move = lambda self, src_slots, dst_slots: None
 
 
 def _unturned():
     """SGLang's kernels are handed slots in the other layout."""
-    from sglang_mamba_mtp.layout import StateLayouts
+    from sglang_mamba_mtp.state.axis_order import AxisOrders
 
-    StateLayouts.turn = lambda self, slots, layout: None
+    AxisOrders.turn = lambda self, slots, layout: None
 
 
 def _unhook_commit():
@@ -81,9 +81,9 @@ def _unhook_commit():
 
 def _uncounted_tail():
     """A request that ends as a tail of a prefill is cached without its last token, as SGLang does."""
-    from sglang_mamba_mtp import caching
+    from sglang_mamba_mtp.hooks import radix_cache
 
-    caching.tails_of = lambda batch: []
+    radix_cache.tails_of = lambda batch: []
 
 
 def _reasons():

@@ -63,7 +63,7 @@ def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
     if store is None or not settle:
         return _read(pool, slots)
     cache = pool.mamba_cache
-    bookkeeping = [tensor.clone() for tensor in (*store.bookkeeping, pool.layouts.bits)]
+    bookkeeping = [tensor.clone() for tensor in (*store.bookkeeping, pool.axis_orders.bits)]
     saved = [states[:, slots].clone() for states in (cache.temporal, *cache.conv)]
     store.settle(slots)
     states = _read(pool, slots)
@@ -71,7 +71,7 @@ def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
     for once, again in zip(states, _read(pool, slots), strict=True):
         if not torch.equal(once.temporal, again.temporal):
             raise AssertionError("settling left something to settle")
-    for tensor, old in zip((*store.bookkeeping, pool.layouts.bits), bookkeeping, strict=True):
+    for tensor, old in zip((*store.bookkeeping, pool.axis_orders.bits), bookkeeping, strict=True):
         tensor.copy_(old)
     for tensor, old in zip((cache.temporal, *cache.conv), saved, strict=True):
         tensor[:, slots] = old
@@ -83,8 +83,8 @@ def _read(pool: Any, slots: torch.Tensor) -> list[State]:
     temporal = cache.temporal[:, slots].float().cpu()
     convs = [conv[:, slots].float().cpu() for conv in cache.conv]
     states = [State(temporal[:, i].clone(), tuple(conv[:, i].clone() for conv in convs)) for i in range(len(slots))]
-    layouts = getattr(pool, "layouts", None)
-    transposed = [False] * len(slots) if layouts is None else layouts.bits[slots].bool().tolist()
+    orders = getattr(pool, "axis_orders", None)
+    transposed = [False] * len(slots) if orders is None else orders.bits[slots].bool().tolist()
     return [_as_vk(state) if kv else state for state, kv in zip(states, transposed, strict=True)]
 
 

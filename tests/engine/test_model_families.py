@@ -153,14 +153,16 @@ def layer_of(model: torch.nn.Module, layer_id: int) -> torch.nn.Module:
 def _look_at_mamba2(runner: Any) -> dict[str, Any]:
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 
-    from sglang_mamba_mtp import compat, families
+    from sglang_mamba_mtp.compat import startup
+    from sglang_mamba_mtp.families import mamba2
 
+    family = mamba2.Mamba2Family()
     folded: list[torch.Tensor] = []
     ops = SimpleNamespace(mamba2_fold=lambda checkpoint, *, A, **_: folded.append(A))
-    families.mamba2 = SimpleNamespace(ops_for=lambda device: ops)  # this process ends here
-    families.Mamba2Family.fold(torch.device("cpu"), runner.model)(torch.empty(0))
-    params = compat.cache_params(runner.model_config)
-    fields = families.Mamba2Family.fields(params.shape, runner.dtype)
+    mamba2.mamba2 = SimpleNamespace(ops_for=lambda device: ops)  # this process ends here
+    family.fold(torch.device("cpu"), runner.model)(torch.empty(0))
+    params = startup.cache_params(runner.model_config)
+    fields = family.fields(params.shape, runner.dtype)
     pool = runner.req_to_token_pool
     layers = {}
     for layer_id in params.layers:
@@ -202,10 +204,11 @@ def test_mamba2_layers_fold_with_their_own_decay(model: str, written):
 def _look_at_gdn(runner: Any) -> dict[str, Any]:
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
-    from sglang_mamba_mtp import compat, families
+    from sglang_mamba_mtp.compat import startup
+    from sglang_mamba_mtp.families.gdn import GdnFamily
 
-    params = compat.cache_params(runner.model_config)
-    fields = families.GdnFamily.fields(params.shape, runner.dtype)
+    params = startup.cache_params(runner.model_config)
+    fields = GdnFamily().fields(params.shape, runner.dtype)
     shapes = []
     for layer_id in params.layers:
         (layer,) = [m for m in layer_of(runner.model, layer_id).modules() if isinstance(m, RadixLinearAttention)]
@@ -232,7 +235,7 @@ def test_mixers_are_found_in_nested_modules_in_layer_order(monkeypatch: pytest.M
     import_sglang()
     from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 
-    from sglang_mamba_mtp import families
+    from sglang_mamba_mtp.families import mamba2
 
     def mixer(value: float) -> MambaMixer2:
         bare = MambaMixer2.__new__(MambaMixer2)
@@ -252,8 +255,8 @@ def test_mixers_are_found_in_nested_modules_in_layer_order(monkeypatch: pytest.M
     model = torch.nn.ModuleDict({"vision": torch.nn.Linear(1, 1), "language": torch.nn.ModuleDict({"model": body})})
     folded: list[torch.Tensor] = []
     ops = SimpleNamespace(mamba2_fold=lambda checkpoint, *, A, **_: folded.append(A))
-    monkeypatch.setattr(families, "mamba2", SimpleNamespace(ops_for=lambda device: ops))
-    fold = families.Mamba2Family.fold(torch.device("cpu"), model)
+    monkeypatch.setattr(mamba2, "mamba2", SimpleNamespace(ops_for=lambda device: ops))
+    fold = mamba2.Mamba2Family().fold(torch.device("cpu"), model)
     fold(torch.empty(0))
     assert folded[0].squeeze(-1).tolist() == [-float(i) for i in range(0, 22, 2)]
     body["layers"][4]["mixer"].A.data.fill_(7.0)  # weights may be loaded again while serving
@@ -278,7 +281,7 @@ def test_window_fields_of_released_mamba2_models(name: str, ranks: int):
     import_sglang()
     from sglang.srt.configs.mamba_utils import Mamba2StateShape
 
-    from sglang_mamba_mtp.families import Mamba2Family
+    from sglang_mamba_mtp.families.mamba2 import Mamba2Family
 
     heads, size, groups, state = RELEASED_MAMBA2[name]
     if heads % ranks or (groups > 1 and groups % ranks):
@@ -292,7 +295,7 @@ def test_window_fields_of_released_mamba2_models(name: str, ranks: int):
         state_size=state,
         conv_kernel=4,
     )
-    fields = Mamba2Family.fields(shape, torch.bfloat16)
+    fields = Mamba2Family().fields(shape, torch.bfloat16)
     assert fields["x"].shape == (heads // ranks, size)
     assert fields["B"].shape == (max(1, groups // ranks), state)
     assert fields["dt"].shape == (heads // ranks,)
@@ -306,7 +309,7 @@ def test_window_fields_of_released_gdn_models(value_heads: int, ranks: int):
     import_sglang()
     from sglang.srt.configs.mamba_utils import Mamba2StateShape
 
-    from sglang_mamba_mtp.families import GdnFamily
+    from sglang_mamba_mtp.families.gdn import GdnFamily
 
     shape = Mamba2StateShape.create(
         tp_world_size=ranks,
@@ -317,7 +320,7 @@ def test_window_fields_of_released_gdn_models(value_heads: int, ranks: int):
         state_size=128,
         conv_kernel=4,
     )
-    fields = GdnFamily.fields(shape, torch.bfloat16)
+    fields = GdnFamily().fields(shape, torch.bfloat16)
     assert {name: field.shape for name, field in fields.items()} == {
         "k": (16 // ranks, 128),
         "v": (value_heads // ranks, 128),
@@ -339,14 +342,14 @@ LEFT_TO_SGLANG = {
 def test_left_to_sglang(path: str):
     """Models SGLang gives a GDN or Mamba2 backend that cannot take our verify."""
     import_sglang()
-    from sglang_mamba_mtp import compat
+    from sglang_mamba_mtp.compat import startup
 
     module, _, name = path.partition(":")
     try:
         config = getattr(importlib.import_module(f"sglang.srt.configs.{module}"), name)
     except ModuleNotFoundError:
         pytest.skip("not in this SGLang")
-    family, kind = compat.linear_family(SimpleNamespace(hf_config=config(), is_draft_model=False))
+    family, kind = startup.linear_family(SimpleNamespace(hf_config=config(), is_draft_model=False))
     assert family is None and kind != "dense"
 
 

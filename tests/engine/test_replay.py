@@ -29,7 +29,7 @@ def test_no_state_copies(family, checkpoint):
     """The pool holds slots and windows; SGLang's per-draft copies of the state are not allocated."""
     case = Case(family, "ngram-tree", "no_buffer", "replay")
     result = run(case.spec(checkpoint(family)), [scenarios.stops(checkpoint.vocab)])
-    assert result.pool == "sglang_mamba_mtp.pool.MtpMambaPool"
+    assert result.pool == "sglang_mamba_mtp.state.pools.ReplayPool"
     assert result.draft_state_bytes == 0
     # From what was really allocated: nothing beside the slots but the windows, at the size the log tells.
     told = json.loads(re.findall(r"mamba-mtp state: (\{.*\})", result.log)[-1])

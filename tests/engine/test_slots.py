@@ -17,7 +17,7 @@ def test_draft_slots_are_all_there_is(family, checkpoint):
     """No per-draft copies of SGLang's; the bytes told are the region's, one state and window a node and request row."""
     case = Case(family, "ngram-tree", "no_buffer", "slots")
     result = run(case.spec(checkpoint(family)), [scenarios.stops(checkpoint.vocab)])
-    assert result.pool == "sglang_mamba_mtp.pool.DraftSlotPool"
+    assert result.pool == "sglang_mamba_mtp.state.pools.DraftSlotPool"
     assert result.draft_state_bytes == 0
     told = json.loads(re.findall(r"mamba-mtp state: (\{.*\})", result.log)[-1])
     region = told["stock_bytes"]  # state and window, times rows, times nodes: what SGLang accounts for

@@ -22,7 +22,7 @@ class _ReplayPool:
         self.mamba_cache = _pool().mamba_cache
         pending = torch.tensor([0, 2, 0, 3, 0], dtype=torch.int32)
         self.store = SimpleNamespace(pending=pending, bookkeeping=(pending,), settle=self._settle)
-        self.layouts = SimpleNamespace(bits=torch.zeros(5, dtype=torch.uint8))
+        self.axis_orders = SimpleNamespace(bits=torch.zeros(5, dtype=torch.uint8))
 
     def _settle(self, slots):
         self.mamba_cache.temporal[:, slots] += self.store.pending[slots].view(1, -1, 1, 1, 1)
@@ -74,6 +74,6 @@ def test_a_slot_in_the_other_layout_is_read_as_the_same_state():
     (plain,) = read_state(pool, torch.tensor([2]), settle=False)
     cache = pool.mamba_cache
     cache.temporal[:, 2] = cache.temporal[:, 2].transpose(-1, -2).clone()
-    pool.layouts.bits[2] = 1
+    pool.axis_orders.bits[2] = 1
     (turned,) = read_state(pool, torch.tensor([2]), settle=False)
     assert torch.equal(turned.temporal, plain.temporal)

@@ -118,6 +118,6 @@ import sys
 sys.path.insert(0, {str(graph_timing.ROOT / "tests" / "bench")!r})
 sys.modules["sglang"] = None
 import step
-assert sys.modules["sglang_mamba_mtp.window"].__file__.startswith({str(graph_timing.ROOT)!r})
+assert sys.modules["sglang_mamba_mtp.state.window"].__file__.startswith({str(graph_timing.ROOT)!r})
 """
     subprocess.run([sys.executable, "-c", program], check=True)

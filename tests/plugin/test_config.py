@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from sglang_mamba_mtp import config, modes
+from sglang_mamba_mtp import config
 from sglang_mamba_mtp.config import OPTIONS, MtpConfig
 from sglang_mamba_mtp.errors import MtpError
 
@@ -19,12 +19,12 @@ def parse(*argv: str) -> argparse.Namespace:
 
 def test_defaults():
     assert MtpConfig.from_env({}) == MtpConfig()
-    assert MtpConfig.from_env({}).mode == modes.DEFAULT.name
+    assert MtpConfig.from_env({}).mode == config.DEFAULT_MODE
 
 
 def test_environment():
     assert MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": "snapshot"}).mode == "snapshot"
-    assert MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": " "}).mode == modes.DEFAULT.name
+    assert MtpConfig.from_env({"SGLANG_MAMBA_MTP_MODE": " "}).mode == config.DEFAULT_MODE
 
 
 def test_flag_wins_and_is_exported():
@@ -61,7 +61,7 @@ def test_bad_values_name_option_value_and_remedy(environ, words):
 
 
 def test_every_option_does_something():
-    used = set().union(*(mode.options for mode in modes.MODES.values()))
+    used = set().union(*(mode.options for mode in config.MODES.values()))
     assert set(OPTIONS) == {"mode"} | used
 
 
@@ -71,11 +71,11 @@ def test_help_names_every_mode_and_variable():
     text = parser.format_help()
     for option in OPTIONS.values():
         assert option.flag in text and option.env in text
-    for name in modes.MODES:
+    for name in config.MODES:
         assert name in text
-    assert f"Default: {modes.DEFAULT.name}" in " ".join(text.split())
+    assert f"Default: {config.DEFAULT_MODE}" in " ".join(text.split())
 
 
 def test_options_of_modes_exist():
-    for mode in modes.MODES.values():
+    for mode in config.MODES.values():
         assert mode.options <= set(OPTIONS)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_mamba_mtp import compat, guards, modes
-from sglang_mamba_mtp.config import MtpConfig
+from sglang_mamba_mtp import guards, modes, names
+from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
 
@@ -70,7 +70,7 @@ REFUSED = [
     ),
 ]
 
-if compat.has_external_cache_linker():
+if startup.has_external_cache_linker():
     REFUSED.append(
         ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
     )
@@ -115,12 +115,12 @@ def test_ordinary_servers_pass(changed):
 
 
 def test_sglangs_own_verify_may_use_flashinfer():
-    mode = modes.Snapshot(MtpConfig())
-    assert guards.declined(arguments(linear_attn_verify_backend="flashinfer"), mode.guards()) == []
+    snapshot = modes.MODES[names.SNAPSHOT]
+    assert guards.declined(arguments(linear_attn_verify_backend="flashinfer"), snapshot.guards) == []
 
 
 def test_off_declines_nothing():
-    assert modes.Off(MtpConfig()).guards() == ()
+    assert modes.MODES[names.OFF].guards == ()
 
 
 def test_a_missing_argument_is_refused_not_ignored():
@@ -131,9 +131,9 @@ def test_a_missing_argument_is_refused_not_ignored():
 
 
 def test_check_lists_everything_and_the_off_switch(monkeypatch):
-    monkeypatch.setattr(compat, "resolved", lambda args: args)
+    monkeypatch.setattr(startup, "resolved", lambda args: args)
     with pytest.raises(MtpError) as caught:
-        guards.check(arguments(pp_size=2, enable_lmcache=True), modes.Snapshot(MtpConfig()), "GDN")
+        guards.check(arguments(pp_size=2, enable_lmcache=True), COMMON, mode="snapshot", family="GDN")
     text = str(caught.value)
     for words in ("'snapshot'", "GDN", "--pp-size 2", "--enable-lmcache", "--mamba-mtp-mode off"):
         assert words in text

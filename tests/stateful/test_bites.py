@@ -10,11 +10,11 @@ from hypothesis.stateful import run_state_machine_as_test
 pytest.importorskip("sglang")
 
 from sglang_mamba_mtp.backends.target_verify import TargetVerify
-from sglang_mamba_mtp.draft_slots import DraftSlots
-from sglang_mamba_mtp.drafts import DraftStore, VerifyBatch
-from sglang_mamba_mtp.layout import StateLayouts
-from sglang_mamba_mtp.pool import MtpMambaPool
-from sglang_mamba_mtp.window import Window
+from sglang_mamba_mtp.state.axis_order import AxisOrders
+from sglang_mamba_mtp.state.draft_slots import DraftSlots
+from sglang_mamba_mtp.state.pools import MtpMambaPool
+from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch
+from sglang_mamba_mtp.state.window import Window
 
 from .test_lives import ReplayLives, SlotsLives
 
@@ -37,7 +37,7 @@ def _commit_one_node_less(commit):
 def _never_fold(prepare):
     def sabotaged(self: Window, *args) -> None:
         # The window is overwritten instead: what pends beyond the threshold is dropped.
-        self.pending.clamp_(max=self.layout.threshold)
+        self.pending.clamp_(max=self.shape.threshold)
         prepare(self, *args)
 
     return sabotaged
@@ -62,10 +62,10 @@ SABOTAGES = {
     "pending tokens lost when the window is full": (ReplayLives, Window, "prepare", _never_fold),
     "replay ignores tree links": (ReplayLives, DraftStore, "prepare", _trees_as_chains),
     "slots ignores tree links": (SlotsLives, DraftStore, "prepare", _trees_as_chains),
-    "a bit stays behind when its state moves": (ReplayLives, StateLayouts, "move", _nothing),
-    "draft slots' bits stay behind": (SlotsLives, StateLayouts, "move", _nothing),
-    "a bit is stale after an overwrite": (ReplayLives, StateLayouts, "mark", _nothing),
-    "nobody turns a slot for SGLang": (SlotsLives, StateLayouts, "turn", _nothing),
+    "a bit stays behind when its state moves": (ReplayLives, AxisOrders, "move", _nothing),
+    "draft slots' bits stay behind": (SlotsLives, AxisOrders, "move", _nothing),
+    "a bit is stale after an overwrite": (ReplayLives, AxisOrders, "mark", _nothing),
+    "nobody turns a slot for SGLang": (SlotsLives, AxisOrders, "turn", _nothing),
 }
 
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 pytest.importorskip("sglang")
 
 from sglang_mamba_mtp.backends.target_verify import TargetVerify
-from sglang_mamba_mtp.drafts import VerifyBatch
+from sglang_mamba_mtp.state.store import VerifyBatch
 
 from .naive import MODELS, Model, Sizes, State, Token
 
@@ -34,7 +34,7 @@ FAMILY, LAYOUT = st.sampled_from(sorted(MODELS)), st.sampled_from(["vk", "kv"])
 
 
 def _build(pool_class: type, layout: str):
-    """A pool of `SLOTS` slots on the CPU that writes states in ``layout``, and SGLang's parameters of it."""
+    """A pool of `SLOTS` slots on the CPU that writes states in ``layout``."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 
     shape = Mamba2StateShape.create(
@@ -59,7 +59,7 @@ def _build(pool_class: type, layout: str):
             device="cpu",
             speculative_num_draft_tokens=NODES,
         )
-    return pool, params
+    return pool
 
 
 def _layers(model: Model) -> torch.nn.Module:
@@ -75,53 +75,27 @@ def _layers(model: Model) -> torch.nn.Module:
     return mixers
 
 
+def _opened(pool_class: type, model: Model, layout: str):
+    """A pool with its store open, as a backend opens it."""
+    pool = _build(pool_class, layout)
+    runner = SimpleNamespace(model=_layers(model), dtype=torch.float32)
+    pool.open_store(model.family, runner, max_batch=ROWS + PADDING)
+    return pool
+
+
 def replay_pool(model: Model, threshold: int, layout: str):
     """A pool as replay mode builds it, with its window open."""
-    from sglang_mamba_mtp.families import FAMILIES, window_layout
-    from sglang_mamba_mtp.pool import MtpMambaPool
-    from sglang_mamba_mtp.window import Window
+    from sglang_mamba_mtp.state.pools import ReplayPool
 
-    pool, params = _build(MtpMambaPool, layout)
-    family, cpu = FAMILIES[model.family], torch.device("cpu")
-    sizes = window_layout(family, params, layers=SIZES.layers, nodes=NODES, threshold=threshold, dtype=torch.float32)
-    pool.open_store(
-        sizes,
-        lambda: Window(
-            sizes,
-            verify=family.replay(cpu),
-            fold=family.fold(cpu, _layers(model)),
-            fold_first=family.fold_first,
-            states=pool.mamba_cache.temporal,
-            conv_states=pool.mamba_cache.conv[0],
-            layouts=pool.layouts,
-            rows=pool.request_rows,
-            max_batch=ROWS + PADDING,
-        ),
-    )
-    return pool
+    with mock.patch.dict(os.environ, SGLANG_MAMBA_MTP_WINDOW=str(threshold)):
+        return _opened(ReplayPool, model, layout)
 
 
 def slots_pool(model: Model, layout: str):
     """A pool as slots mode builds it, with its draft slots."""
-    from sglang_mamba_mtp.draft_slots import DraftSlots
-    from sglang_mamba_mtp.families import FAMILIES
-    from sglang_mamba_mtp.pool import DraftSlotPool
+    from sglang_mamba_mtp.state.pools import DraftSlotPool
 
-    pool, _ = _build(DraftSlotPool, layout)
-    pool.open_store(
-        model.family,
-        lambda: DraftSlots(
-            verify=FAMILIES[model.family].slots(torch.device("cpu")),
-            states=pool.mamba_cache.temporal,
-            conv_states=pool.mamba_cache.conv[0],
-            layouts=pool.layouts,
-            first=pool.first_draft_slot,
-            rows=pool.request_rows,
-            nodes=NODES,
-            max_batch=ROWS + PADDING,
-        ),
-    )
-    return pool
+    return _opened(DraftSlotPool, model, layout)
 
 
 class _Forwards:
@@ -187,14 +161,14 @@ class Lives(RuleBasedStateMachine):
 
     def write(self, slot: int, state: State) -> None:
         """What SGLang's prefill or decode kernels do: write a slot's state in place, as [V, K]."""
-        assert self.pool.layouts.bits[slot] != KV, f"slot {slot} is written by SGLang and flagged as KV"
+        assert self.pool.axis_orders.bits[slot] != KV, f"slot {slot} is written by SGLang and flagged as KV"
         self.pool.mamba_cache.temporal[:, slot] = state.temporal.float()
         self.pool.mamba_cache.conv[0][:, slot] = state.conv.float()
 
     def read(self, slot: int) -> State:
         """A slot's state, in whichever layout its bit says it is."""
         temporal = self.pool.mamba_cache.temporal[:, slot].double()
-        if self.pool.layouts.bits[slot] == KV:
+        if self.pool.axis_orders.bits[slot] == KV:
             *outer, values, keys = temporal.shape
             temporal = temporal.reshape(*outer, keys, values).transpose(-1, -2)
         return State(temporal, self.pool.mamba_cache.conv[0][:, slot].double())
@@ -384,7 +358,7 @@ class ReplayLives(Lives):
             return
         window = self.store
         assert window.pending[0] == 0
-        everywhere = torch.arange(window.layout.capacity).int().expand(ROWS + 1, window.layout.capacity)
+        everywhere = torch.arange(window.shape.capacity).int().expand(ROWS + 1, window.shape.capacity)
         assert torch.equal(window.order.sort(dim=1).values, everywhere)
         for slot in self.cached:
             assert window.pending[slot] == 0, f"slot {slot} is the cache's and has pending tokens"

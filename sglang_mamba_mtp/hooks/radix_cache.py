@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import compat
-from .config import current_mode
+from ..compat import batches
+from ..state.pools import MtpMambaPool
 
 
 def forget_snapshot_past_the_key(
@@ -20,9 +20,9 @@ def forget_snapshot_past_the_key(
 
     A snapshot taken later is no state of it. 0.5.23 looks for an older one; without that the request has none.
     """
-    tracking = compat.tracking_of(req)
+    tracking = batches.tracking_of(req)
     last = tracking.mamba_last_track_seqlen
-    if last is not None and last > token_ids_len and not compat.finds_older_snapshots(component):
+    if last is not None and last > token_ids_len and not batches.finds_older_snapshots(component):
         tracking.mamba_last_track_seqlen = None
 
 
@@ -32,12 +32,12 @@ def before_donation(component: Any, req: Any, *args: Any, **kwargs: Any) -> None
     With an extra buffer the radix cache takes a tracked snapshot instead, which has nothing pending.
     """
     cache = component.cache
-    slot = compat.request_slot(req)
+    slot = batches.request_slot(req)
     if cache.enable_mamba_extra_buffer or slot is None:
         return
-    mode, pool = current_mode(), cache.req_to_token_pool.mamba_pool
-    if isinstance(pool, mode.pool_class(type(pool))):  # not a model, or a server without speculation, left to SGLang
-        mode.before_donation(pool, slot.reshape(1))
+    pool = cache.req_to_token_pool.mamba_pool
+    if isinstance(pool, MtpMambaPool):  # not a model, or a server without speculation, left to SGLang
+        pool.settle(slot.reshape(1))
 
 
 def drop_state_past_a_grammar(
@@ -55,7 +55,7 @@ def drop_state_past_a_grammar(
 def track_only_into_own_snapshots(result: None, batch: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER `set_mamba_track_indices_from_reqs`: a request that finished after its next verify was planned is in that
     verify all the same, and the slots it tracked into are the radix cache's or another request's by now."""
-    freed = [row for row, req in enumerate(batch.reqs) if compat.tracking_of(req).mamba_next_track_idx is None]
+    freed = [row for row, req in enumerate(batch.reqs) if batches.tracking_of(req).mamba_next_track_idx is None]
     if freed:
         batch.mamba_track_indices[freed] = -1
 
@@ -67,9 +67,9 @@ def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval:
     would cache it under the shorter key. So the snapshot counts as not taken.
     """
     for req, position in zip(batch.reqs, batch.mamba_lazy_spec_track_positions_cpu, strict=True):
-        tracking = compat.tracking_of(req)
+        tracking = batches.tracking_of(req)
         in_place = position == tracking.mamba_next_track_idx
-        if in_place and compat.may_cross_track_boundary(req, mamba_track_interval, max_draft_tokens):
+        if in_place and batches.may_cross_track_boundary(req, mamba_track_interval, max_draft_tokens):
             tracking.mamba_last_track_seqlen = None
 
 
@@ -86,8 +86,8 @@ def count_what_a_tail_ends_with(original: Callable[..., None], processor: Any, b
     """
     running = [req for req in tails_of(batch) if not req.finished() and not req.is_retracted]
     for req in running:
-        compat.committed(req).kv_committed_len += 1
+        batches.lengths_of(req).kv_committed_len += 1
     original(processor, batch, result)
     for req in running:
         if not req.finished():
-            compat.committed(req).kv_committed_len -= 1
+            batches.lengths_of(req).kv_committed_len -= 1

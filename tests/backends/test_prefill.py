@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_mamba_mtp import compat, tracking
-from sglang_mamba_mtp.compat import FLAT_GRID, PER_SEQUENCE, PER_SEQUENCE_FLOOR, HostTracking
+from sglang_mamba_mtp.compat import batches
 from sglang_mamba_mtp.errors import MtpError
+from sglang_mamba_mtp.tracking import HostTracking
 
-from .devices import DEVICE, on_device, watch
+from ..devices import DEVICE, on_device, watch
 
 CHUNK = 16
 SNAPSHOT = {True: 32, False: 16}  # 0.5.17 knows one size only
@@ -30,9 +30,9 @@ def backends(sglang, monkeypatch):
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.model_executor import forward_batch_info
 
-    from sglang_mamba_mtp.backends import snapshot
+    from sglang_mamba_mtp import modes
 
-    size = SNAPSHOT[compat.schedule_batch_has_host_tracking()]
+    size = SNAPSHOT[batches.schedule_batch_has_host_tracking()]
     for module in (runtime_context, hl, forward_batch_info):
         for name, value in {"get_server_args": SimpleNamespace(mamba_cache_chunk_size=size), SIZE: size}.items():
             if hasattr(module, name):
@@ -41,7 +41,7 @@ def backends(sglang, monkeypatch):
 
     def make(family: str, topk: int = 1):
         made = []
-        for cls in (stock[family], snapshot.BACKENDS[family]):
+        for cls in (stock[family], modes.MODES["snapshot"].backends[family]):
             backend = object.__new__(cls)
             backend.topk, backend.device, backend.pad_slot_id = topk, DEVICE, -1
             backend.conv_states_shape = (8, 24, CONV)
@@ -126,10 +126,10 @@ def make_batch(cls, mode, lens, prefixes, mask, seqlens, place):
         extend_prefix_lens_cpu=prefixes,
         **{name: place(value) for name, value in device.items()},
     )
-    if compat.schedule_batch_has_host_tracking():
+    if batches.schedule_batch_has_host_tracking():
         batch.mamba_prefill_track_mask_cpu, batch.mamba_track_seqlens_cpu = mask, seqlens
     else:
-        compat.attach_host_tracking(batch, HostTracking(mask, seqlens))
+        batches.attach_host_tracking(batch, HostTracking(mask, seqlens))
     return batch
 
 
@@ -206,7 +206,7 @@ def test_the_watch_sees_stock_reading(backends, family):
     batch = prefill_batch(random.Random(3), "unaligned")
     with watch() as reads:
         stock.init_forward_metadata(batch)
-    if not compat.schedule_batch_has_host_tracking():
+    if not batches.schedule_batch_has_host_tracking():
         assert reads.count("cpu") == 6 and reads.count("nonzero") == 1 and "__bool__" in reads, reads
     elif family == "mamba2":
         assert "nonzero" in reads, reads
@@ -239,68 +239,10 @@ def test_without_host_copies_sglang_does_it(backends, family):
 
 def test_host_copies_are_dropped_with_the_tensor_they_mirror():
     batch = SimpleNamespace(mamba_track_mask=torch.tensor([True, False]))
-    compat.attach_host_tracking(batch, HostTracking([True, False], [5, -1]))
-    assert compat.host_tracking(batch) is not None
+    batches.attach_host_tracking(batch, HostTracking([True, False], [5, -1]))
+    assert batches.host_tracking(batch) is not None
     batch.mamba_track_mask = batch.mamba_track_mask[:1]
-    assert compat.host_tracking(batch) is None
-
-
-def test_the_scheduler_leaves_host_copies(sglang, monkeypatch):
-    """`prepare_for_extend` through our hooks, with SGLang's own per-request decision stubbed."""
-    from sglang_mamba_mtp import serving
-
-    monkeypatch.setattr(compat, "schedule_batch_has_host_tracking", lambda: False)
-    batch = SimpleNamespace(mamba_track_mask=None)
-
-    def prepare(batch):
-        for mask, seqlen in ((True, 33), (False, -1)):
-            serving.collect_track_entry(SimpleNamespace(track_mask=mask, track_seqlen=seqlen), batch, None)
-        batch.mamba_track_mask = torch.tensor([True, False])
-
-    serving.collect_track_entries(prepare, batch)
-    assert compat.host_tracking(batch) == HostTracking([True, False], [33, -1])
-    assert not hasattr(batch, "_mamba_mtp_entries")
-
-
-# --------------------------------------------------------------------------------------------------------- pure lists
-
-
-def naive_chunks(lens, chunk):
-    tokens = [(row, position) for row, length in enumerate(lens) for position in range(length)]
-    starts = [
-        place
-        for place, (row, _) in enumerate(tokens)
-        if place == 0 or place % chunk == 0 or row != tokens[place - 1][0]
-    ]
-    return [start // chunk for start in starts], [start % chunk for start in starts]
-
-
-def test_logical_chunks():
-    assert tracking.logical_chunks([5, 5], 8) == ([0, 0, 1], [0, 5, 0])
-    rng = random.Random(0)
-    for _ in range(200):
-        lens = [rng.randint(1, 40) for _ in range(rng.randint(1, 5))]
-        assert tracking.logical_chunks(lens, 8) == naive_chunks(lens, 8)
-
-
-@pytest.mark.parametrize("boundary_states", [PER_SEQUENCE, PER_SEQUENCE_FLOOR, FLAT_GRID])
-def test_plan_by_hand(boundary_states):
-    plan = tracking.plan_tracking(
-        HostTracking([True, False, True, True], [16, -1, 35 + 20, 20]),
-        [16, 5, 20, 20],
-        [0, 0, 35, 0],
-        chunk_size=16,
-        snapshot_size=16,
-        boundary_states=boundary_states,
-        conv_window=3,
-    )
-    assert plan.rows == [0, 2, 3]
-    assert plan.conv_starts == [16 - 3, 21 + 16 - 3, 41 + 16 - 3]
-    assert plan.final_rows == [0] and plan.unaligned_rows == [2, 3] and plan.chunks == [-1, -1, 1, 1]
-    if boundary_states == FLAT_GRID:  # 21 + 16 and 41 + 16 are no multiples of 16
-        assert plan.h_rows == [] and plan.recompute_rows == [2, 3] and plan.recompute_ends == [37, 57]
-    else:
-        assert plan.h_rows == [2, 3] and plan.h_src == ([3, 5] if boundary_states == PER_SEQUENCE else [2, 3])
+    assert batches.host_tracking(batch) is None
 
 
 # --------------------------------------------------------------------------------------------------------- tree links
@@ -373,7 +315,7 @@ def test_links_reach_the_layers(backends):
 
 
 def test_ngram_is_never_taken_for_a_chain(sglang, monkeypatch):
-    from sglang_mamba_mtp.backends import base
+    from sglang_mamba_mtp.backends import prefill
 
     class Stock:
         topk = 1
@@ -381,7 +323,7 @@ def test_ngram_is_never_taken_for_a_chain(sglang, monkeypatch):
         def __init__(self, runner):
             pass
 
-    class Ours(base.MtpLinearBackend, Stock):
+    class Ours(prefill.MtpLinearBackend, Stock):
         pass
 
     def runner(ngram):

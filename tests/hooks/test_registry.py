@@ -10,8 +10,12 @@ import textwrap
 
 import pytest
 
-from sglang_mamba_mtp import compat, hooks, modes, plugin
+from sglang_mamba_mtp import config, plugin
+from sglang_mamba_mtp.compat import version
+from sglang_mamba_mtp.compat.surfaces import HOOKED, RELIED_ON, Surface
 from sglang_mamba_mtp.errors import MtpError
+from sglang_mamba_mtp.hooks import registry
+from sglang_mamba_mtp.hooks.table import TABLE, active
 
 
 def load_plugins():
@@ -24,19 +28,14 @@ def load_plugins():
 
 
 def test_table_matches_this_sglang(sglang):
-    assert list(hooks.problems(list(hooks.TABLE))) == []
+    assert list(registry.problems((*HOOKED.values(), *RELIED_ON))) == []
 
 
 def test_table_is_complete():
-    assert {hook.surface for hook in hooks.TABLE} == set(compat.HOOKED)
-    for hook in hooks.TABLE:
-        assert hook.kind in ("BEFORE", "AFTER", "AROUND") and hook.modes <= set(modes.MODES) and hook.why
-    assert {hook.surface for hook in hooks.active("off")} == {"add_cli_args", "from_cli_args"}
-
-
-def test_functions_exist(sglang):
-    for hook in hooks.TABLE:
-        assert callable(hook.load())
+    assert {hook.surface for hook in TABLE} == set(HOOKED)
+    for hook in TABLE:
+        assert hook.kind in ("BEFORE", "AFTER", "AROUND") and hook.modes <= set(config.MODES) and hook.why
+    assert {hook.surface for hook in active("off")} == {"add_cli_args", "from_cli_args"}
 
 
 @pytest.mark.parametrize(
@@ -50,21 +49,21 @@ def test_functions_exist(sglang):
 )
 def test_a_surface_that_is_not_there_says_so(sglang, path, parameters, words):
     with pytest.raises(MtpError) as caught:
-        compat.Surface(path, (tuple(parameters.split()),)).check()
+        Surface(path, (tuple(parameters.split()),)).check()
     assert all(word in str(caught.value) for word in words)
 
 
 # ---------------------------------------------------------------------------------------------------------- live rows
 
 
-@pytest.mark.parametrize("mode", list(modes.MODES))
+@pytest.mark.parametrize("mode", list(config.MODES))
 def test_every_row_is_live_after_loading(forked, mode):
     def body():
         load_plugins()
-        hooks.prove()
-        assert hooks.registered() == hooks.active(mode)
-        for hook in hooks.TABLE:
-            assert hooks.is_live(hook) == (mode in hook.modes), hook
+        registry.prove()
+        assert registry.registered() == active(mode)
+        for hook in TABLE:
+            assert registry.is_live(hook) == (mode in hook.modes), hook
 
     result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
     assert result.code == 0, result.output
@@ -73,9 +72,9 @@ def test_every_row_is_live_after_loading(forked, mode):
 def test_the_proof_notices_a_hook_that_was_taken_off(forked):
     def body():
         load_plugins()
-        owner, name, attribute = compat.HOOKED["prepare_for_extend"].resolve()
+        owner, name, attribute = HOOKED["prepare_for_extend"].resolve()
         setattr(owner, name, attribute.__wrapped__)
-        hooks.prove()
+        registry.prove()
 
     result = forked(body)
     assert result.code == 1 and "not live" in result.output and "prepare_for_extend" in result.output
@@ -90,7 +89,7 @@ def test_the_proof_notices_a_stale_import(forked):
         load_plugins()
         assert attention_backend_setup.attn_backend_wrapper is attention_registry.attn_backend_wrapper
         attention_backend_setup.attn_backend_wrapper = stock
-        hooks.prove()
+        registry.prove()
 
     result = forked(body)
     assert result.code == 1 and "attn_backend_wrapper" in result.output
@@ -107,7 +106,7 @@ def launch(*argv: str):
 
 def renamed(surface: str):
     """Rename a hooked attribute, as a new SGLang might."""
-    owner, name, attribute = compat.HOOKED[surface].resolve()
+    owner, name, attribute = HOOKED[surface].resolve()
     setattr(owner, f"{name}_renamed", attribute)
     delattr(owner, name)
 
@@ -120,7 +119,7 @@ def test_launch_refuses_where_a_surface_was_renamed(forked, surface):
 
     result = forked(body)
     assert result.code == 1
-    assert compat.HOOKED[surface].resolve()[1] in result.output and "mamba-mtp" in result.output
+    assert HOOKED[surface].resolve()[1] in result.output and "mamba-mtp" in result.output
 
 
 def test_launch_refuses_where_a_signature_changed(forked):
@@ -154,17 +153,17 @@ def test_launch_refuses_where_sglang_fails_to_apply_a_hook(forked):
     assert result.code == 1 and "not live" in result.output and "attn_backend_wrapper" in result.output
 
 
-@pytest.mark.parametrize("version", ["0.5.16", "0.5.24", "0.6.0", "1.0", "0.5.24rc1"])
-def test_other_versions_are_refused_with_the_supported_range(monkeypatch, version):
-    monkeypatch.setattr(compat, "sglang_version", lambda: version)
+@pytest.mark.parametrize("installed", ["0.5.16", "0.5.24", "0.6.0", "1.0", "0.5.24rc1"])
+def test_other_versions_are_refused_with_the_supported_range(monkeypatch, installed):
+    monkeypatch.setattr(version, "sglang_version", lambda: installed)
     with pytest.raises(SystemExit) as caught:
         plugin.register()
-    assert version in str(caught.value) and compat.SUPPORTED in str(caught.value)
+    assert installed in str(caught.value) and version.SUPPORTED in str(caught.value)
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.17.post1", "0.5.20", "0.5.23", "0.5.23+cu130"])
-def test_supported_versions(version):
-    assert compat.is_supported(version)
+@pytest.mark.parametrize("installed", ["0.5.17", "0.5.17.post1", "0.5.20", "0.5.23", "0.5.23+cu130"])
+def test_supported_versions(installed):
+    assert version.is_supported(installed)
 
 
 def test_ordinary_exceptions_of_registration_end_the_process(monkeypatch):
@@ -202,7 +201,7 @@ def test_help_shows_the_flags(forked):
 
 def test_a_bad_flag_is_refused_by_name(forked):
     result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "fast"))
-    assert result.code == 1 and "--mamba-mtp-mode" in result.output and "'fast'" in result.output
+    assert result.code == 1 and "--mamba-mtp-mode" in result.output and "=fast: expected one of" in result.output
 
 
 def test_asking_for_a_mode_of_an_excluded_plugin_is_refused(forked):

@@ -11,14 +11,13 @@ forward stream, without host reads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from mamba_mtp_kernels import common, conv1d
 
-VerifyOp = Callable[..., torch.Tensor]
+from ..families.base import VerifyOp
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Hooks on SGLang's argument parser."""
+"""Hooks on SGLang's argument parser, the only ones in mode `off`: what lets the operator choose a mode."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from . import config
-from .errors import MtpError
+from .. import config
+from ..errors import MtpError
+from .registry import Hook
 
 
 def offer_flags(result: None, parser: argparse.ArgumentParser) -> None:
@@ -26,3 +27,11 @@ def take_flags(original: Callable[..., Any], cls: type, parsed: argparse.Namespa
     except MtpError as error:
         raise SystemExit(f"mamba-mtp: {error}") from error
     return original(cls, parsed)
+
+
+ALL = frozenset(config.MODES)
+
+HOOKS: tuple[Hook, ...] = (
+    Hook("add_cli_args", "AFTER", offer_flags, ALL, "--mamba-mtp-* in --help and in the parser"),
+    Hook("from_cli_args", "AROUND", take_flags, ALL, "flags into the environment, which workers inherit"),
+)

@@ -5,7 +5,7 @@ order by the slot's bit and write the one asked for (``--mamba-mtp-state-layout`
 whatever moves a state moves its bit, whatever overwrites one sets it, and who needs VK gets exactly the flagged slots
 turned, on the device, without the host knowing which.
 
-A write *in place* (a fold into the slot it read) keeps the slot's layout, because the programs of a kernel share a head
+A write *in place* (a fold into the slot it read) keeps the slot's order, because the programs of a kernel share a head
 and would overwrite each other's input; such slots are turned afterwards, whole heads at a time.
 """
 
@@ -22,8 +22,8 @@ FASTER = VK
 CHOICES = {"vk": VK, "kv": KV, "auto": FASTER}
 
 
-class StateLayouts:
-    """The layout of every slot: ``bits`` [S] uint8, `VK` or `KV`.
+class AxisOrders:
+    """The axis order of every slot: ``bits`` [S] uint8, `VK` or `KV`.
 
     Attributes
         write: what verify and fold write.
@@ -41,14 +41,14 @@ class StateLayouts:
     def in_play(self) -> torch.Tensor | None:
         return self.bits
 
-    def turn(self, slots: torch.Tensor, layout: int) -> None:
-        """Bring ``slots`` (distinct, entries <= 0 skipped) into ``layout`` where they are in the other one."""
-        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), layout=layout)
+    def turn(self, slots: torch.Tensor, order: int) -> None:
+        """Bring ``slots`` (distinct, entries <= 0 skipped) into ``order`` where they are in the other one."""
+        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), layout=order)
 
-    def mark(self, slots: torch.Tensor, layout: int) -> None:
-        """Somebody has written, or is about to write, the states of ``slots`` in ``layout``; entries <= 0 skipped."""
+    def mark(self, slots: torch.Tensor, order: int) -> None:
+        """Somebody has written, or is about to write, the states of ``slots`` in ``order``; entries <= 0 skipped."""
         # Slot 0 is nobody's: padding may land there.
-        self.bits.index_fill_(0, slots.clamp(min=0).reshape(-1).to(torch.int64), layout)
+        self.bits.index_fill_(0, slots.clamp(min=0).reshape(-1).to(torch.int64), order)
 
     def move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
         """The states of ``src_slots`` were copied to ``dst_slots``; pairs with an entry <= 0 are skipped."""
@@ -57,24 +57,24 @@ class StateLayouts:
         self.bits.index_copy_(0, dst, self.bits.index_select(0, src))
 
 
-class AlwaysVk(StateLayouts):
+class AlwaysVk(AxisOrders):
     """Nobody writes KV, so every bit stays VK and there is nothing to move or to turn."""
 
     @property
     def in_play(self) -> torch.Tensor | None:
         return None
 
-    def turn(self, slots: torch.Tensor, layout: int) -> None:
+    def turn(self, slots: torch.Tensor, order: int) -> None:
         pass
 
-    def mark(self, slots: torch.Tensor, layout: int) -> None:
+    def mark(self, slots: torch.Tensor, order: int) -> None:
         pass
 
     def move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
         pass
 
 
-def layouts_for(states: torch.Tensor, choice: str) -> StateLayouts:
+def axis_orders_for(states: torch.Tensor, choice: str) -> AxisOrders:
     """The bitmap of a pool for a value of ``--mamba-mtp-state-layout``."""
     write = CHOICES[choice]
-    return AlwaysVk(states, write) if write == VK else StateLayouts(states, write)
+    return AlwaysVk(states, write) if write == VK else AxisOrders(states, write)

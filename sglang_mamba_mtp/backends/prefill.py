@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
-from .. import compat
+from ..compat import batches
 from ..errors import MtpError
-from ..tracking import TrackPlan, plan_tracking
-
-if TYPE_CHECKING:
-    from ..modes import Mode
+from ..tracking import FLAT_GRID, HostTracking, TrackPlan, plan_tracking
 
 
 @contextlib.contextmanager
@@ -38,12 +35,10 @@ class MtpLinearBackend:
     SGLang may build several instances over one pool, so an instance holds nothing that outlives a forward.
 
     Attributes
-        linear_family: which of SGLang's backends this one extends (`modes.GDN`, `modes.MAMBA2`).
-        mode: the mode that built the backend; set by `serving.build_attention_backend`.
+        linear_family: which of SGLang's backends this one extends (`names.GDN`, `names.MAMBA2`).
     """
 
     linear_family: ClassVar[str]
-    mode: Mode | None = None
     if TYPE_CHECKING:
         topk: int
         device: Any
@@ -70,17 +65,17 @@ class MtpLinearBackend:
         """
         prefill = forward_batch.forward_mode.is_extend() and not forward_batch.forward_mode.is_target_verify()
         tracked = prefill and forward_batch.mamba_track_mask is not None
-        tracking = compat.host_tracking(forward_batch) if tracked else None
+        tracking = batches.host_tracking(forward_batch) if tracked else None
         if tracked and not self._host_data_complete(forward_batch, tracking):
             super().init_forward_metadata(forward_batch)  # type: ignore[misc]
             return
-        with replaced(forward_batch, **dict.fromkeys(compat.TRACKING_ATTRIBUTES)):
+        with replaced(forward_batch, **dict.fromkeys(batches.TRACKING_ATTRIBUTES)):
             super().init_forward_metadata(forward_batch)  # type: ignore[misc]
         if tracking is not None and any(tracking.mask):
             self._add_tracking(forward_batch, tracking)
 
     @staticmethod
-    def _host_data_complete(forward_batch: Any, tracking: compat.HostTracking | None) -> bool:
+    def _host_data_complete(forward_batch: Any, tracking: HostTracking | None) -> bool:
         lens, prefixes = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         return (
             tracking is not None
@@ -89,7 +84,7 @@ class MtpLinearBackend:
             and len(tracking.mask) <= len(lens) == len(prefixes)
         )
 
-    def _add_tracking(self, forward_batch: Any, tracking: compat.HostTracking) -> None:
+    def _add_tracking(self, forward_batch: Any, tracking: HostTracking) -> None:
         """Add what SGLang computes for a prefill with tracked rows to ``self.forward_metadata``."""
         conv_window = self.conv_states_shape[-1]
         lens = list(forward_batch.extend_seq_lens_cpu)
@@ -97,9 +92,9 @@ class MtpLinearBackend:
             tracking,
             lens,
             list(forward_batch.extend_prefix_lens_cpu),
-            chunk_size=compat.track_chunk_size(self),
-            snapshot_size=compat.snapshot_size(),
-            boundary_states=compat.boundary_states(self.linear_family),
+            chunk_size=batches.track_chunk_size(self),
+            snapshot_size=batches.snapshot_size(),
+            boundary_states=batches.boundary_states(self.linear_family),
             conv_window=conv_window,
         )
         index = self._upload(plan, sum(lens), conv_window)
@@ -117,7 +112,7 @@ class MtpLinearBackend:
             "track_ssm_final_dst": track_slots.index_select(0, index["final_rows"]),
             "track_chunk_idx": index["chunks"].to(torch.int32),
         }
-        if compat.boundary_states(self.linear_family) == compat.FLAT_GRID:
+        if batches.boundary_states(self.linear_family) == FLAT_GRID:
             values |= {
                 "track_ssm_seq_idx": index["recompute_rows"],
                 "track_ssm_end_locs": index["recompute_ends"],

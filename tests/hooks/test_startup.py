@@ -11,9 +11,10 @@ import textwrap
 
 import pytest
 
-from sglang_mamba_mtp import compat, modes
+from sglang_mamba_mtp import names
+from sglang_mamba_mtp.compat import startup, surfaces, version
 
-from .test_hooks import launch, load_plugins
+from .test_registry import launch, load_plugins
 
 pytestmark = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="forks CPU engines")
 
@@ -49,7 +50,7 @@ def hybrid(tmp_path_factory) -> dict[str, str]:
     from tests.engine import models
 
     return {
-        family: str(models.WRITERS[family](tmp_path_factory.mktemp(family), 0)) for family in (modes.GDN, modes.MAMBA2)
+        family: str(models.WRITERS[family](tmp_path_factory.mktemp(family), 0)) for family in (names.GDN, names.MAMBA2)
     }
 
 
@@ -80,7 +81,7 @@ def test_a_dense_model_is_served_untouched(forked, dense, sglang):
 
 def test_off_leaves_a_hybrid_model_to_sglang(forked, hybrid):
     def body():
-        runner = build(hybrid[modes.GDN], spec="NEXTN").tp_worker.model_runner
+        runner = build(hybrid[names.GDN], spec="NEXTN").tp_worker.model_runner
         assert type(runner.attn_backend.linear_attn_backend).__module__.startswith("sglang.")
         assert type(runner.req_to_token_pool.mamba_pool).__module__.startswith("sglang.")
 
@@ -89,7 +90,7 @@ def test_off_leaves_a_hybrid_model_to_sglang(forked, hybrid):
     assert "mamba-mtp" not in result.output
 
 
-@pytest.mark.parametrize("family, name, spec", [(modes.GDN, "GDN", "NEXTN"), (modes.MAMBA2, "Mamba2", "NGRAM")])
+@pytest.mark.parametrize("family, name, spec", [(names.GDN, "GDN", "NEXTN"), (names.MAMBA2, "Mamba2", "NGRAM")])
 def test_the_log_line_says_what_is_served(forked, hybrid, sglang, family, name, spec):
     """Mode, kind of model, bytes really allocated for speculation, version; the bytes are those of the tensors."""
 
@@ -122,7 +123,7 @@ def test_ngram_at_breadth_1_is_a_tree(forked, hybrid, dense, mode, expected):
         args = ServerArgs(**spec.server_args())
         if hasattr(args, "resolve_once"):
             args.resolve_once()
-        args = compat.resolved(args)
+        args = startup.resolved(args)
         assert args.speculative_ngram_max_bfs_breadth == 1
         return args.speculative_eagle_topk, args.speculative_num_steps
 
@@ -138,7 +139,7 @@ def test_ngram_at_breadth_1_is_a_tree(forked, hybrid, dense, mode, expected):
 
 def test_draft_models_and_unspeculative_servers_are_sglangs(forked, hybrid):
     def body():
-        scheduler = build(hybrid[modes.GDN], spec="NEXTN")
+        scheduler = build(hybrid[names.GDN], spec="NEXTN")
         draft = scheduler.draft_worker.draft_worker.draft_runner
         for part in (draft.attn_backend, getattr(draft.attn_backend, "linear_attn_backend", None)):
             assert not type(part).__module__.startswith("sglang_mamba_mtp.backends")
@@ -146,7 +147,7 @@ def test_draft_models_and_unspeculative_servers_are_sglangs(forked, hybrid):
     result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
     assert result.code == 0, result.output
 
-    result = forked(lambda: build(hybrid[modes.GDN], spec=None), SGLANG_MAMBA_MTP_MODE="snapshot")
+    result = forked(lambda: build(hybrid[names.GDN], spec=None), SGLANG_MAMBA_MTP_MODE="snapshot")
     assert result.code == 0, result.output
     assert "no speculative decoding" in announced(result.output)
 
@@ -154,12 +155,12 @@ def test_draft_models_and_unspeculative_servers_are_sglangs(forked, hybrid):
 def test_a_declined_flag_stops_the_launch(forked, hybrid):
     """Before any process is started; and again where a model runner is built without a launcher."""
     speculative = ("--speculative-algorithm", "NEXTN", "--device", "cpu", "--enable-streaming-session")
-    result = forked(lambda: launch("--model-path", hybrid[modes.GDN], "--mamba-mtp-mode", "snapshot", *speculative))
+    result = forked(lambda: launch("--model-path", hybrid[names.GDN], "--mamba-mtp-mode", "snapshot", *speculative))
     assert result.code == 1
     assert "--enable-streaming-session True" in result.output and "--mamba-mtp-mode off" in result.output
 
     result = forked(
-        lambda: build(hybrid[modes.GDN], spec="NEXTN", extra={"enable_streaming_session": True}),
+        lambda: build(hybrid[names.GDN], spec="NEXTN", extra={"enable_streaming_session": True}),
         SGLANG_MAMBA_MTP_MODE="snapshot",
     )
     assert result.code == 1 and "--enable-streaming-session True" in result.output
@@ -170,8 +171,8 @@ def test_sglang_building_another_backend_is_refused(forked, hybrid):
 
     def body():
         load_plugins()
-        compat.backend_name = lambda family: (compat, "SUPPORTED")
-        build(hybrid[modes.GDN], spec="NEXTN")
+        surfaces.backend_name = lambda family: (version, "SUPPORTED")
+        build(hybrid[names.GDN], spec="NEXTN")
 
     result = forked(body, SGLANG_MAMBA_MTP_MODE="snapshot")
     assert result.code == 1 and "refusing to serve" in result.output
@@ -190,12 +191,12 @@ def test_a_worker_that_refuses_stops_the_server(hybrid, tmp_path):
             """
         )
     )
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", hybrid[modes.GDN], "--device", "cpu"]
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", hybrid[names.GDN], "--device", "cpu"]
     options = ["--speculative-algorithm", "NEXTN", "--max-total-tokens", "2048", "--skip-tokenizer-init"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     run = subprocess.run([*command, *options], capture_output=True, text=True, env=env, timeout=500)
     assert run.returncode != 0
-    assert "SGLang 0.9.9 is installed" in run.stderr and compat.SUPPORTED in run.stderr
+    assert "SGLang 0.9.9 is installed" in run.stderr and version.SUPPORTED in run.stderr
 
 
 def test_bench_one_batch_loads_the_plugin(forked):
@@ -207,32 +208,3 @@ def test_bench_one_batch_loads_the_plugin(forked):
 
     result = forked(body)
     assert result.code == 0 and "--mamba-mtp-mode" in result.output and "--input-len" in result.output
-
-
-def test_planning_waits_for_the_forward_every_time():
-    """The plan stream is entered behind the current one, each step anew; without a plan stream nothing is wrapped."""
-    import contextlib
-    from types import SimpleNamespace
-    from unittest import mock
-
-    from sglang_mamba_mtp import serving
-
-    events: list[str] = []
-
-    class Entered(contextlib.AbstractContextManager):
-        def __enter__(self):
-            events.append("in")
-
-        def __exit__(self, *exception):
-            events.append("out")
-
-    stream = SimpleNamespace(device="cpu", wait_stream=lambda other: events.append(f"wait {other}"))
-    device = SimpleNamespace(current_stream=lambda: "forward")
-    with mock.patch("torch.get_device_module", return_value=device):
-        _, context = serving.plan_behind_the_forward(lambda device: (stream, Entered()), "cpu")
-        for _ in range(2):
-            with context:
-                pass
-    assert events == ["wait forward", "in", "out"] * 2
-    nothing = contextlib.nullcontext()
-    assert serving.plan_behind_the_forward(lambda device: (None, nothing), "cpu") == (None, nothing)

@@ -21,30 +21,19 @@ the forward stream alone, without host reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .drafts import DraftStore, VerifyBatch, VerifyOp
-from .layout import StateLayouts
+from ..families.base import Family, FoldOp, TokenField, VerifyOp
+from .axis_order import AxisOrders
+from .store import DraftStore, VerifyBatch
 
 
 @dataclass(frozen=True)
-class TokenField:
-    """One input of the recurrence, kept for every window token: ``shape`` per token and layer, ``dtype``."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def bytes(self) -> int:
-        """Bytes of one token in one layer."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class WindowLayout:
+class WindowShape:
     """Sizes of a window, enough to allocate it and to account for it.
 
     ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
@@ -58,6 +47,21 @@ class WindowLayout:
     conv_dim: int
     conv_dtype: torch.dtype
 
+    @classmethod
+    def of(
+        cls, family: Family, cache_params: Any, *, layers: int, nodes: int, threshold: int, dtype: torch.dtype
+    ) -> WindowShape:
+        """The window of a model: SGLang's ``Mamba2CacheParams``, ``layers`` linear-attention layers on this rank and
+        activations of ``dtype``."""
+        return cls(
+            layers=layers,
+            nodes=nodes,
+            threshold=threshold,
+            fields=family.fields(cache_params.shape, dtype),
+            conv_dim=cache_params.shape.conv[0][0],
+            conv_dtype=dtype,
+        )
+
     @property
     def capacity(self) -> int:
         """Window positions of a request row: a verify that folds keeps what it folds apart from its nodes."""
@@ -70,42 +74,39 @@ class WindowLayout:
         return self.layers * (tokens + conv) + 4 * self.capacity
 
 
-FoldOp = Callable[..., None]
-
-
 class Window(DraftStore):
     """The windows of all request rows and the pending counts of all slots (see the module's text)."""
 
     def __init__(
         self,
-        layout: WindowLayout,
+        shape: WindowShape,
         *,
         verify: VerifyOp,
         fold: FoldOp,
         fold_first: bool,
         states: torch.Tensor,
         conv_states: torch.Tensor,
-        layouts: StateLayouts,
+        axis_orders: AxisOrders,
         rows: int,
         max_batch: int,
     ) -> None:
         """``verify`` and ``fold`` are the family's kernels; ``fold_first`` says whether its verify takes a schedule;
         ``states`` is the pool's ``temporal`` [L, S, ...] and ``conv_states`` its ``conv[0]`` [L, S, dim, K-1];
-        ``layouts`` the pool's; ``rows`` the request rows, ``max_batch`` the longest (padded) batch."""
-        super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=layout.nodes, max_batch=max_batch)
+        ``axis_orders`` the pool's; ``rows`` the request rows, ``max_batch`` the longest (padded) batch."""
+        super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=shape.nodes, max_batch=max_batch)
         device = states.device
-        self.layout = layout
+        self.shape = shape
         self._fold = fold
-        self._layouts = layouts
+        self._axis_orders = axis_orders
         self.pending = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
         self.window_row = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
-        self.order = torch.arange(layout.capacity, dtype=torch.int32, device=device).repeat(rows, 1)
+        self.order = torch.arange(shape.capacity, dtype=torch.int32, device=device).repeat(rows, 1)
         self.fields = {
-            name: torch.zeros((layout.layers, rows, layout.capacity, *field.shape), dtype=field.dtype, device=device)
-            for name, field in layout.fields.items()
+            name: torch.zeros((shape.layers, rows, shape.capacity, *field.shape), dtype=field.dtype, device=device)
+            for name, field in shape.fields.items()
         }
         self.conv_inputs = torch.zeros(
-            (layout.layers, rows, layout.nodes, layout.conv_dim), dtype=layout.conv_dtype, device=device
+            (shape.layers, rows, shape.nodes, shape.conv_dim), dtype=shape.conv_dtype, device=device
         )
         #: order in which a verify starts its rows: any permutation gives the same results
         self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device) if fold_first else None
@@ -126,7 +127,7 @@ class Window(DraftStore):
             # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
             # date, which costs time and nothing else.
             self._common.fold_first(
-                self.schedule, slots=batch.slots, pending=self.pending, fold_threshold=self.layout.threshold
+                self.schedule, slots=batch.slots, pending=self.pending, fold_threshold=self.shape.threshold
             )
 
     def convolve(
@@ -160,8 +161,8 @@ class Window(DraftStore):
             "order": self.order,
             **{f"window_{name}": tensor[index] for name, tensor in self.fields.items()},
             "ancestors": self.ancestors(batch),
-            "fold_threshold": self.layout.threshold,
-            "state_layout": self._layouts.in_play,
+            "fold_threshold": self.shape.threshold,
+            "state_layout": self._axis_orders.in_play,
             **({} if self.schedule is None else {"schedule": self.schedule}),
         }
 
@@ -184,16 +185,16 @@ class Window(DraftStore):
             last_correct=last_correct,
             steps_to_track=steps_to_track,
             parents=parents,
-            fold_threshold=self.layout.threshold,
+            fold_threshold=self.shape.threshold,
             track_count=counts,
         )
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))
             self._run_fold(batch.slots, destinations, batch.rows, counts)
             self.discard(destinations)
-            self._layouts.mark(destinations, self._layouts.write)
-        # From its first commit on a request's slot has the layout we write, and folds in place keep it.
-        self._layouts.turn(batch.slots, self._layouts.write)
+            self._axis_orders.mark(destinations, self._axis_orders.write)
+        # From its first commit on a request's slot has the axis order we write, and folds in place keep it.
+        self._axis_orders.turn(batch.slots, self._axis_orders.write)
         self._conv.commit_conv(
             self.conv_states,
             self.conv_inputs[:, :, : batch.nodes],
@@ -206,7 +207,7 @@ class Window(DraftStore):
         )
 
     def settle(self, slots: torch.Tensor) -> None:
-        """Fold the pending tokens of ``slots`` into their checkpoints, which keep their layout."""
+        """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
         live = slots.clamp(min=0).to(torch.int64)
         self._run_fold(slots, slots, self.window_row[live], self.pending[live])
         self.discard(slots)
@@ -226,6 +227,6 @@ class Window(DraftStore):
             dst_slots=dst_slots,
             rows=rows,
             counts=counts,
-            state_layout=self._layouts.in_play,
-            write_layout=self._layouts.write,
+            state_layout=self._axis_orders.in_play,
+            write_layout=self._axis_orders.write,
         )

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import compat
-from .families import FAMILIES, window_layout
+from .. import config
+from ..compat import startup
+from ..families.table import FAMILIES
+from .window import WindowShape
 
 logger = logging.getLogger(__name__)
 
@@ -52,29 +54,29 @@ class Sizing:
 
 
 def size_with_windows(
-    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, *, family: str, threshold: int
+    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str
 ) -> float:
     """Run SGLang's `_handle_max_mamba_cache` (GiB in, GiB left for the KV cache out) with windows in place of
     states."""
-    params = compat.cache_params(configurator.model_config)
-    layout = window_layout(
+    params = startup.cache_params(configurator.model_config)
+    shape = WindowShape.of(
         FAMILIES[family],
         params,
         layers=len(params.layers),
-        nodes=compat.largest_draft(configurator.server_args),
-        threshold=threshold,
+        nodes=startup.largest_draft(configurator.server_args),
+        threshold=config.current().window,
         dtype=configurator.model_config.dtype,
     )
-    row, requests = layout.bytes_per_row(), compat.request_rows(configurator)
-    automatic, ratio = compat.state_slots_are_automatic(), configurator._calculate_mamba_ratio()
+    row, requests = shape.bytes_per_row(), startup.request_rows(configurator)
+    automatic, ratio = startup.state_slots_are_automatic(), configurator._calculate_mamba_ratio()
     with _sized_without_speculation(configurator):
         rest = original(configurator, total_rest_memory)
-    slots = stock_slots = compat.schedule().max_mamba_cache_size
+    slots = stock_slots = startup.schedule().max_mamba_cache_size
     state = (total_rest_memory - rest) * GIB / (slots + 1)
     if automatic:
-        share = compat.schedule().mamba_full_memory_ratio
+        share = startup.schedule().mamba_full_memory_ratio
         budget = total_rest_memory * GIB * share / (1 + share)
-        drafts = state * layout.nodes
+        drafts = state * shape.nodes
         stock_slots = max(0, int((budget - state - drafts) // (state + drafts / ratio)))
         slots = slots_that_fit(budget, state=state, row=row, requests=requests, ratio=ratio)
         if slots < ratio:
@@ -84,9 +86,9 @@ def size_with_windows(
                 f"--mem-fraction-static or --mamba-full-memory-ratio, or lower --speculative-num-draft-tokens or "
                 f"--mamba-mtp-window."
             )
-        compat.set_state_slots(slots)
+        startup.set_state_slots(slots)
     windows = row * (min(requests, slots // ratio) + 1)
-    stock_states = int(state * layout.nodes * (min(requests, stock_slots // ratio) + 1))
+    stock_states = int(state * shape.nodes * (min(requests, stock_slots // ratio) + 1))
     logger.info(Sizing(slots, windows, stock_slots, stock_states).message())
     return total_rest_memory - ((slots + 1) * state + windows) / GIB
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_mamba_mtp import accounting, compat
-from sglang_mamba_mtp.families import FAMILIES, window_layout
+from sglang_mamba_mtp.compat import startup
+from sglang_mamba_mtp.families.table import FAMILIES
+from sglang_mamba_mtp.state import sizing as accounting
+from sglang_mamba_mtp.state.window import WindowShape
 
 GIB = 1 << 30
 LAYERS, NODES, THRESHOLD = 36, 8, 8
@@ -44,8 +46,8 @@ class Sizing:
         }
         for name, value in settings.items():
             monkeypatch.setattr(kv_cache_configurator, name, lambda *ignored, value=value: value, raising=False)
-        monkeypatch.setattr(compat, "cache_params", lambda model_config: PARAMS)
-        monkeypatch.setattr(compat, "largest_draft", lambda server_args: NODES)
+        monkeypatch.setattr(startup, "cache_params", lambda model_config: PARAMS)
+        monkeypatch.setattr(startup, "largest_draft", lambda server_args: NODES)
         self.configurator = SimpleNamespace(
             mambaish_config=SimpleNamespace(mamba2_cache_params=PARAMS),
             ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
@@ -69,13 +71,13 @@ class Sizing:
         return slots, rest
 
     def replay(self, memory: float) -> tuple[int, float]:
-        rest = accounting.size_with_windows(self.original, self.configurator, memory, family="gdn", threshold=THRESHOLD)
+        rest = accounting.size_with_windows(self.original, self.configurator, memory, "gdn")
         assert not self.configurator.spec_algorithm.is_none()
         return self.schedule.max_mamba_cache_size, rest
 
 
 def window_bytes() -> int:
-    return window_layout(
+    return WindowShape.of(
         FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, threshold=THRESHOLD, dtype=torch.bfloat16
     ).bytes_per_row()
 
@@ -137,7 +139,7 @@ def test_log_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     """Windows that will be allocated, states that SGLang would have allocated, the slots gained."""
     sizing = Sizing(monkeypatch, requests=1024)
     stock_slots, stock_rest = sizing.stock(16.0)
-    with caplog.at_level("INFO", logger="sglang_mamba_mtp.accounting"):
+    with caplog.at_level("INFO", logger="sglang_mamba_mtp.state.sizing"):
         slots, _ = sizing.replay(16.0)
     windows = (slots // RATIO + 1) * window_bytes()
     states = (16.0 - stock_rest) * GIB - (stock_slots + 1) * STATE

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from .drafts import DraftStore, VerifyBatch, VerifyOp
-from .layout import StateLayouts
+from ..families.base import VerifyOp
+from .axis_order import AxisOrders
+from .store import DraftStore, VerifyBatch
 
 
 class DraftSlots(DraftStore):
@@ -37,7 +38,7 @@ class DraftSlots(DraftStore):
         verify: VerifyOp,
         states: torch.Tensor,
         conv_states: torch.Tensor,
-        layouts: StateLayouts,
+        axis_orders: AxisOrders,
         first: int,
         rows: int,
         nodes: int,
@@ -52,14 +53,14 @@ class DraftSlots(DraftStore):
             )
         device = states.device
         self.first, self._rows = first, rows
-        self._layouts = layouts
+        self._axis_orders = axis_orders
         self.current_input = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.row_slot = torch.zeros(rows, dtype=torch.int32, device=device)
         self.slot_row = torch.zeros(first, dtype=torch.int32, device=device)
         self._read_slots = torch.zeros(max_batch, dtype=torch.int32, device=device)
         self._write_slots = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
         self._track_source = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        layouts.mark(torch.arange(first, states.shape[1], device=device), layouts.write)
+        axis_orders.mark(torch.arange(first, states.shape[1], device=device), axis_orders.write)
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:
@@ -117,8 +118,8 @@ class DraftSlots(DraftStore):
         return {
             "states": self.states[index],
             **self._slots_and_links(batch),
-            "state_layout": self._layouts.in_play,
-            "write_layout": self._layouts.write,
+            "state_layout": self._axis_orders.in_play,
+            "write_layout": self._axis_orders.write,
         }
 
     def commit(
@@ -163,7 +164,7 @@ class DraftSlots(DraftStore):
         return {"current_input": self.current_input, "row_slot": self.row_slot, "slot_row": self.slot_row}
 
     def _move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
-        """Copy recurrent and convolution states, where both slots are > 0 and differ; their layout goes along."""
+        """Copy recurrent and convolution states, where both slots are > 0 and differ; their axis order goes along."""
         for states in (self.states, self.conv_states):
             self._common.move_states(states, src_slots=src_slots, dst_slots=dst_slots)
-        self._layouts.move(src_slots, dst_slots)
+        self._axis_orders.move(src_slots, dst_slots)

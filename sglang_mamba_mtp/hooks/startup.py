@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import __version__, compat, guards, hooks
-from .config import current_mode
-from .errors import MtpError
-from .modes import Mode
+from .. import __version__, guards, modes
+from ..compat import startup, surfaces, version
+from ..errors import MtpError
+from . import registry
 
 logger = logging.getLogger(__name__)
 
@@ -33,24 +33,23 @@ class Serving:
         family: key of ``backend``, or None.
     """
 
-    mode: Mode
+    mode: modes.Mode
     family_name: str
     family: str | None = None
     backend: type | None = None
 
 
 def _decide(config: Any, server_args: Any) -> Serving:
-    mode = current_mode()
+    mode = modes.current()
     if mode.stock:
         return Serving(mode, "any")
-    family, name = compat.linear_family(config)
+    family, name = startup.linear_family(config)
     if family is None:
         return Serving(mode, name)
-    if not compat.resolved(server_args).speculative_algorithm:
+    if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
-    backend = mode.backend_class(family)
-    guards.check(server_args, mode, name)
-    return Serving(mode, name, family, backend)
+    guards.check(server_args, mode.guards, mode=mode.name, family=name)
+    return Serving(mode, name, family, mode.backends[family])
 
 
 def decision(runner: Any) -> Serving:
@@ -67,9 +66,9 @@ def decision(runner: Any) -> Serving:
 
 def refuse_early(result: None, server_args: Any) -> None:
     """AFTER `ServerArgs.check_server_args`: decline before any process is started or weight loaded."""
-    if current_mode().stock:
+    if modes.current().stock:
         return
-    config = compat.model_config(server_args)
+    config = startup.model_config(server_args)
     if config is not None:
         _decide(config, server_args)
 
@@ -81,18 +80,18 @@ def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> Non
     several matches), yet topk 1 makes the linear layers ignore the tree's links, FlashAttention ignore its mask, and
     the pool share conv windows between siblings: greedy output is silently wrong. topk 2 says "tree" to all of them.
     """
-    steps_by_default = compat.resolved(server_args).speculative_num_steps is None
+    steps_by_default = startup.resolved(server_args).speculative_num_steps is None
     original(server_args)
-    args = compat.resolved(server_args)
-    if current_mode().stock or args.speculative_eagle_topk > 1:
+    args = startup.resolved(server_args)
+    if modes.current().stock or args.speculative_eagle_topk > 1:
         return
-    config = compat.model_config(server_args)
-    if config is None or compat.linear_family(config)[0] is None:
+    config = startup.model_config(server_args)
+    if config is None or startup.linear_family(config)[0] is None:
         return
     decided = {"speculative_eagle_topk": 2}
     if steps_by_default:  # SGLang's own default for a tree of this topk
         decided["speculative_num_steps"] = max(1, args.speculative_num_draft_tokens // 2)
-    compat.decide(server_args, "mamba_mtp.ngram_drafts_trees", **decided)
+    startup.decide(server_args, "mamba_mtp.ngram_drafts_trees", **decided)
 
 
 # --------------------------------------------------------------------------------------------------- scheduler process
@@ -101,7 +100,7 @@ def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> Non
 @contextlib.contextmanager
 def _backend_in_place_of_stock(family: str, backend: type) -> Iterator[None]:
     """SGLang imports the backend's name inside `attn_backend_wrapper`: let it find ours while that runs."""
-    module, name = compat.backend_name(family)
+    module, name = surfaces.backend_name(family)
     stock = getattr(module, name)
     setattr(module, name, backend)
     try:
@@ -120,7 +119,6 @@ def build_attention_backend(original: Callable[..., Any], runner: Any, full_attn
     with _backend_in_place_of_stock(serving.family, serving.backend):
         built = original(runner, full_attn_backend)
     _require_ours(built, serving.backend)
-    built.linear_attn_backend.mode = serving.mode
     return built
 
 
@@ -141,21 +139,21 @@ def announce(result: None, runner: Any) -> None:
     if runner.is_draft_worker:
         return
     serving = decision(runner)
-    version = compat.sglang_version()
+    sglang = version.sglang_version()
     if serving.backend is None:
         what = "mode off" if serving.mode.stock else f"{serving.family_name} model"
-        _log(f"mamba-mtp {__version__}: {what}; SGLang {version} serves unchanged")
+        _log(f"mamba-mtp {__version__}: {what}; SGLang {sglang} serves unchanged")
         return
-    hooks.prove()
+    registry.prove()
     for attn_backend in (runner.attn_backend, *(runner.decode_attn_backend_group or ())):
         _require_ours(attn_backend, serving.backend)
     pool = runner.req_to_token_pool.mamba_pool
-    held = serving.mode.speculative_state(pool)
+    held = serving.mode.speculative_bytes(pool)
     detail = ", ".join(f"{name} {_mib(size)}" for name, size in held.items())
     _log(
         f"mamba-mtp {__version__}: mode {serving.mode.name}, {serving.family_name} model, "
         f"speculative state {_mib(sum(held.values()))}{f' ({detail})' if detail else ''}, "
-        f"{pool.size} state slots, SGLang {version}"
+        f"{pool.size} state slots, SGLang {sglang}"
     )
     _log("mamba-mtp state: " + json.dumps(_state_report(serving, runner, held)))
 
@@ -172,7 +170,7 @@ def _state_report(serving: Serving, runner: Any, held: dict[str, int]) -> dict[s
         "speculative_bytes": sum(held.values()),
         "parts": held,
         "request_rows": rows,
-        "stock_bytes": slot_bytes * rows * compat.largest_draft(runner.server_args),
+        "stock_bytes": slot_bytes * rows * startup.largest_draft(runner.server_args),
     }
 
 
@@ -201,7 +199,7 @@ def _serving_of_pools(configurator: Any) -> Serving | None:
 def size_mamba_pool(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
     """AROUND `KVCacheConfigurator._handle_max_mamba_cache`: the mode says what speculation costs beside the slots."""
     serving = _serving_of_pools(configurator)
-    if serving is None or serving.family is None:
+    if serving is None or serving.family is None or serving.mode.size_pool is None:
         return original(configurator, total_rest_memory)
     return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family)
 
@@ -209,75 +207,12 @@ def size_mamba_pool(original: Callable[..., float], configurator: Any, total_res
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
     """AROUND `KVCacheConfigurator._build_hybrid_req_pool`: let SGLang build the mode's mamba pool."""
     serving = _serving_of_pools(configurator)
-    if serving is None:
+    if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
-    pool = compat.hybrid_request_pool()
+    pool = startup.hybrid_request_pool()
     stock = pool.mamba_pool_cls
-    pool.mamba_pool_cls = serving.mode.pool_class(stock)
+    pool.mamba_pool_cls = serving.mode.pool
     try:
         return original(configurator, **kwargs)
     finally:
         pool.mamba_pool_cls = stock
-
-
-# ------------------------------------------------------------------------------------------- host copies of tracking
-
-
-def collect_track_entries(original: Callable[[Any], None], batch: Any) -> None:
-    """AROUND `ScheduleBatch.prepare_for_extend`: keep on the host what SGLang only uploads.
-
-    Up to 0.5.17 the scheduler turns its lists into device tensors and drops them, and the forward then copies them
-    back, one device synchronisation each.
-    """
-    entries: list[Any] = []
-    batch._mamba_mtp_entries = entries
-    try:
-        original(batch)
-    finally:
-        del batch._mamba_mtp_entries
-    if entries and not compat.schedule_batch_has_host_tracking():
-        tracking = compat.HostTracking(
-            mask=[bool(entry.track_mask) for entry in entries], seqlens=[int(entry.track_seqlen) for entry in entries]
-        )
-        compat.attach_host_tracking(batch, tracking)
-
-
-def collect_track_entry(entry: Any, batch: Any, req: Any) -> None:
-    """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: one request's entry."""
-    entries = getattr(batch, "_mamba_mtp_entries", None)
-    if entries is not None:
-        entries.append(entry)
-
-
-def commit(original: Callable[..., Any], hybrid_backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND `update_mamba_state_after_mtp_verify`: the mode in charge of this backend records what was accepted."""
-    mode = getattr(hybrid_backend.linear_attn_backend, "mode", None)
-    if mode is None:
-        return original(hybrid_backend, *args, **kwargs)
-    return mode.commit(original, hybrid_backend, *args, **kwargs)
-
-
-class _Behind(contextlib.AbstractContextManager):
-    """A stream, entered behind everything the current stream has been given so far."""
-
-    def __init__(self, stream: Any, entered: contextlib.AbstractContextManager) -> None:
-        self._stream, self._entered = stream, entered
-
-    def __enter__(self) -> Any:
-        import torch
-
-        self._stream.wait_stream(torch.get_device_module(self._stream.device).current_stream())
-        return self._entered.__enter__()
-
-    def __exit__(self, *exception: Any) -> bool | None:
-        return self._entered.__exit__(*exception)
-
-
-def plan_behind_the_forward(original: Callable[[str], Any], device: str) -> Any:
-    """AROUND `get_plan_stream`: preparing a step waits for the forward before it, whose buffers it overwrites.
-
-    0.5.23 waits itself. 0.5.17 does not: the next step's slots and rows replace this step's while its verify and its
-    commit may still read them, and sequence lengths are read before they are there.
-    """
-    stream, entered = original(device)
-    return (stream, entered) if stream is None else (stream, _Behind(stream, entered))

@@ -1,0 +1,106 @@
+"""What differs between SGLang's versions while it serves: the tracking of prefills, what a request holds."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import Any
+
+from ..names import GDN
+from ..tracking import FLAT_GRID, PER_SEQUENCE, PER_SEQUENCE_FLOOR, HostTracking
+
+# -------------------------------------------------------------------------------------------------- prefill tracking
+
+
+@functools.cache
+def boundary_states(family: str) -> str:
+    """How `h` is laid out for ``family`` in the installed version."""
+    if family == GDN:
+        return PER_SEQUENCE
+    metadata = importlib.import_module("sglang.srt.layers.attention.mamba.mamba2_metadata")
+    return FLAT_GRID if "track_ssm_recompute_dst" in _field_names(metadata.ForwardMetadata) else PER_SEQUENCE_FLOOR
+
+
+def snapshot_size() -> int:
+    """Tokens between two places the prefix cache snapshots at: the model's chunk size or the page size."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    if hasattr(context, "mamba_cache_chunk_size"):
+        return int(context.mamba_cache_chunk_size())
+    return int(context.get_server_args().mamba_cache_chunk_size)
+
+
+def track_chunk_size(backend: Any) -> int:
+    """Tokens between two boundary states of ``backend``'s prefill kernels, as SGLang takes it.
+
+    Up to 0.5.17 it takes the snapshot size, which is not the kernels' where a page is larger than a chunk.
+    """
+    if hasattr(type(backend), "mamba_chunk_size"):
+        return int(backend.mamba_chunk_size)
+    return snapshot_size()
+
+
+_HOST_COPY = "_mamba_mtp_host"
+
+
+@functools.cache
+def schedule_batch_has_host_tracking() -> bool:
+    """Whether SGLang itself carries the host copies from the scheduler to the forward (0.5.17 does not)."""
+    module = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+    return "mamba_prefill_track_mask_cpu" in _field_names(module.ForwardBatch)
+
+
+def attach_host_tracking(batch: Any, tracking: HostTracking) -> None:
+    """Let the host copy travel on the very tensor it mirrors.
+
+    Whoever replaces or clears ``batch.mamba_track_mask`` (merge, filter, decode) thereby drops the copy, so it cannot
+    go stale.
+    """
+    if batch.mamba_track_mask is not None and batch.mamba_track_mask.shape[0] == len(tracking.mask):
+        setattr(batch.mamba_track_mask, _HOST_COPY, tracking)
+
+
+def host_tracking(forward_batch: Any) -> HostTracking | None:
+    """The host copy of a `ForwardBatch`'s tracking, or None if there is none."""
+    mask = getattr(forward_batch, "mamba_prefill_track_mask_cpu", None)
+    seqlens = getattr(forward_batch, "mamba_track_seqlens_cpu", None)
+    if mask is not None and seqlens is not None and len(mask) == len(seqlens):
+        return HostTracking(mask=mask, seqlens=seqlens)
+    return getattr(forward_batch.mamba_track_mask, _HOST_COPY, None)
+
+
+#: Attributes of a `ForwardBatch` that make SGLang compute tracking indices itself.
+TRACKING_ATTRIBUTES = ("mamba_track_mask", "mamba_prefill_track_mask_cpu")
+
+
+def _field_names(record: type) -> set[str]:
+    return set(inspect.get_annotations(record)) | set(getattr(record, "__dataclass_fields__", ()))
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+def request_slot(req: Any) -> Any:
+    """The state slot of a request (0-dim tensor), or None."""
+    return req.mamba_pool_idx if hasattr(req, "mamba_pool_idx") else req.kv.mamba_pool_idx
+
+
+def tracking_of(req: Any) -> Any:
+    """Where a request keeps its snapshot slots (``mamba_ping_pong_track_buffer``) and what they hold."""
+    return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv
+
+
+def lengths_of(req: Any) -> Any:
+    """Where a request keeps how many of its tokens it has committed (``kv_committed_len``): in KV cache and state."""
+    return req if hasattr(req, "kv_committed_len") else req.kv
+
+
+def finds_older_snapshots(component: Any) -> bool:
+    """Whether the radix cache itself looks for a finished request's newest snapshot within its key (not in 0.5.17)."""
+    return hasattr(component, "_select_finished_checkpoint")
+
+
+def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
+    """Whether a verify in flight may take ``req`` past a multiple of ``interval``, as SGLang counts it."""
+    module = importlib.import_module("sglang.srt.managers.schedule_batch")
+    return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))

@@ -1,0 +1,134 @@
+"""What differs between SGLang's versions while a server starts: arguments, the model, the sizes of its pools."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..names import GDN, MAMBA2
+from .version import version_numbers
+
+
+def has_external_cache_linker() -> bool:
+    """Whether SGLang has `--enable-unified-cache-external-linker`."""
+    return version_numbers() >= (0, 5, 23)
+
+
+# -------------------------------------------------------------------------------------------------- server arguments
+
+
+def resolved(server_args: Any) -> Any:
+    """A read-only view of ``server_args`` with every decision SGLang has taken so far."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    return resolved_view(server_args)
+
+
+def decide(server_args: Any, source: str, **fields: Any) -> None:
+    """Set resolved values while SGLang resolves its arguments.
+
+    Up to 0.5.17 resolution writes to the record itself; later the record is sealed and decisions are declared.
+    """
+    overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
+    declare = getattr(overrides, "declare_resolution", None)
+    if declare is not None:
+        declare(server_args, source, **fields)
+        return
+    for name, value in fields.items():
+        setattr(server_args, name, value)
+
+
+def model_config(server_args: Any) -> Any | None:
+    """SGLang's `ModelConfig` of the target model, or None if no model is named."""
+    if str(resolved(server_args).model_path).lower() in ("none", "dummy"):
+        return None
+    if hasattr(server_args, "get_model_config"):
+        return server_args.get_model_config()
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    return model_config_of(server_args)
+
+
+# ------------------------------------------------------------------------------------------------------ model family
+
+
+def linear_family(config: Any) -> tuple[str | None, str]:
+    """Which linear-attention backend SGLang builds for a `ModelConfig`.
+
+    Returns
+        ``(family, name)``: family `GDN`, `MAMBA2`, or None where this plugin has no backend; the name is for people
+        ("dense", "KDA", ...).
+    """
+    from sglang.srt.configs import hybrid_arch
+
+    gdn = hybrid_arch.hybrid_gdn_config(config)
+    if gdn is not None:
+        name = type(gdn).__name__
+        if name.startswith("Jet"):  # its layers convolve and update states themselves, and know no verify
+            return None, "Jet block"
+        if name.startswith("Qwen4Exp"):  # short-convolution and n-gram states beside GDN's, which SGLang's commit moves
+            return None, "GDN with further states"
+        return GDN, "GDN"
+    mamba2 = hybrid_arch.mamba2_config(config)
+    if mamba2 is not None:
+        name = type(mamba2).__name__
+        if name in ("Mamba2Config", "MambaConfig", "FalconMambaConfig"):
+            return None, "pure Mamba"
+        if name.startswith(("Lfm2", "Zaya", "Inkling")):
+            return None, "short convolution"
+        return MAMBA2, "Mamba2"
+    kda = getattr(hybrid_arch, "hybrid_kda_config", hybrid_arch.kimi_linear_config)
+    if kda(config) is not None:
+        return None, "KDA"
+    if hybrid_arch.hybrid_lightning_config(config) is not None:
+        return None, "lightning attention"
+    if hybrid_arch.mambaish_config(config) is not None:
+        return None, "a registered linear-attention model"
+    return None, "dense"
+
+
+# ------------------------------------------------------------------------------------------------------ memory pools
+
+
+def hybrid_request_pool() -> Any:
+    """SGLang's `HybridReqToTokenPool`, whose ``mamba_pool_cls`` names the mamba pool it builds."""
+    return importlib.import_module("sglang.srt.mem_cache.memory_pool").HybridReqToTokenPool
+
+
+def cache_params(model_config: Any) -> Any:
+    """The `Mamba2CacheParams` of a hybrid model: state shapes per rank, dtypes and layers."""
+    from sglang.srt.configs import hybrid_arch
+
+    return hybrid_arch.mambaish_config(model_config).mamba2_cache_params
+
+
+def largest_draft(server_args: Any) -> int:
+    """The most draft nodes a verify may have, adaptive speculation included."""
+    spec_utils = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+    largest = getattr(spec_utils, "max_speculative_num_draft_tokens", None)
+    return int(largest() if largest is not None else server_args.max_speculative_num_draft_tokens)
+
+
+def _configurator_module() -> Any:
+    return importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
+
+
+def schedule() -> Any:
+    """SGLang's resolved scheduling settings, as `KVCacheConfigurator` reads them."""
+    return _configurator_module().get_schedule()
+
+
+def state_slots_are_automatic() -> bool:
+    """Whether SGLang derives the number of state slots from memory, not from a flag. Ask before it is derived."""
+    return schedule().max_mamba_cache_size is None and not _configurator_module().get_memory().disable_radix_cache
+
+
+def set_state_slots(slots: int) -> None:
+    """Settle the number of state slots, as `KVCacheConfigurator` does."""
+    _configurator_module().get_context().override("mamba_mtp.memory_budget", max_mamba_cache_size=slots)
+
+
+def request_rows(configurator: Any) -> int:
+    """The most requests that run at a time on one data-parallel rank."""
+    ranks = configurator.ps.attn_dp_size if hasattr(configurator, "ps") else configurator.attn_dp_size
+    return max(1, int(schedule().max_running_requests) // int(ranks))

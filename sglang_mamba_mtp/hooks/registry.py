@@ -1,0 +1,143 @@
+"""A hook, how hooks are handed to SGLang, and the proof that they are live.
+
+Hooks go through SGLang's own registry. SGLang only logs when a plugin or a hook fails, and then serves without it; so
+every surface is checked when the plugin registers, the registry's own `apply_hooks` is made to end with `prove`, and
+`prove` runs again in every model runner before its first forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from ..compat.surfaces import HOOKED, Surface
+from ..errors import MtpError
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One row of the table.
+
+    Attributes
+        surface: key of `compat.surfaces.HOOKED`.
+        kind: BEFORE, AFTER or AROUND, as in SGLang's `HookType`.
+        function: ours.
+        modes: the modes in which the row is registered.
+        why: what it is for.
+    """
+
+    surface: str
+    kind: str
+    function: Callable[..., Any]
+    modes: frozenset[str]
+    why: str
+
+    @property
+    def target(self) -> Surface:
+        """The surface that is patched."""
+        return HOOKED[self.surface]
+
+
+_registered: list[Hook] = []
+
+
+def registered() -> list[Hook]:
+    """The rows registered in this process."""
+    return list(_registered)
+
+
+def problems(surfaces: Iterable[Surface]) -> Iterator[str]:
+    """What is wrong with ``surfaces``."""
+    for surface in surfaces:
+        try:
+            surface.check()
+        except MtpError as error:
+            yield str(error)
+
+
+def require(surfaces: Iterable[Surface]) -> None:
+    """Check ``surfaces``.
+
+    Raises
+        MtpError: one is missing or not what we expect; the message lists all of them.
+    """
+    found = list(problems(surfaces))
+    if found:
+        raise MtpError("SGLang is not what the plugin was written for:\n" + "\n".join(f"  - {text}" for text in found))
+
+
+def register(rows: Iterable[Hook]) -> None:
+    """Hand ``rows`` to SGLang's registry, and make its `apply_hooks` end with our proof."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in rows:
+        HookRegistry.register(hook.target.dotted, hook.function, HookType[hook.kind])
+        _registered.append(hook)
+    _prove_after_apply(HookRegistry)
+
+
+def _prove_after_apply(registry: Any) -> None:
+    apply_hooks = registry.apply_hooks
+
+    def apply_and_prove(cls: type) -> None:
+        apply_hooks()
+        try:
+            prove()
+        except MtpError as error:
+            raise SystemExit(f"mamba-mtp: {error}") from error
+
+    registry.apply_hooks = classmethod(apply_and_prove)
+
+
+def prove() -> None:
+    """Check that every registered row is live.
+
+    Raises
+        MtpError: one is not.
+    """
+    dead = [
+        f"{hook.target.path} ({hook.kind} {hook.function.__qualname__})" for hook in _registered if not is_live(hook)
+    ]
+    if dead or not _registered:
+        raise MtpError(
+            "these hooks are not live, so SGLang would serve without them:\n"
+            + "\n".join(f"  - {text}" for text in dead or ["none was registered"])
+        )
+
+
+def is_live(hook: Hook) -> bool:
+    """Whether calling the surface calls our function, wherever the surface was imported to."""
+    owner, name, attribute = hook.target.resolve()
+    wrapped = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+    if not any(_calls(layer, hook.function) for layer in _layers(wrapped)):
+        return False
+    if not isinstance(owner, ModuleType):
+        return True
+    original = inspect.unwrap(wrapped)
+    return not any(
+        vars(module).get(name) is original for module in list(sys.modules.values()) if isinstance(module, ModuleType)
+    )
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """``function`` and what it wraps, outermost first."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _calls(wrapper: Any, function: Callable[..., Any]) -> bool:
+    """Whether ``wrapper``, made by SGLang's registry, holds ``function``."""
+    return any(cell.cell_contents is function for cell in getattr(wrapper, "__closure__", None) or () if _filled(cell))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises if empty
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,49 @@
+"""The hook table: which surface of SGLang gets which function of ours, in which modes, and why."""
+
+from __future__ import annotations
+
+from ..modes import MODES
+from . import flags, radix_cache, startup, step
+from .registry import Hook
+
+#: Modes in which SGLang does not serve unchanged.
+OURS = frozenset(name for name, mode in MODES.items() if not mode.stock)
+#: Modes with a mamba pool of their own.
+OWN_POOL = frozenset(name for name, mode in MODES.items() if mode.pool is not None)
+
+TABLE: tuple[Hook, ...] = (
+    *flags.HOOKS,
+    Hook("check_server_args", "AFTER", startup.refuse_early, OURS, "decline before anything is started"),
+    Hook("handle_ngram", "AROUND", startup.ngram_drafts_trees, OURS, "NGRAM at breadth 1 still drafts trees"),
+    Hook("track_entry", "AFTER", step.collect_track_entry, OURS, "host copy of one request's tracking"),
+    Hook("prepare_for_extend", "AROUND", step.collect_track_entries, OURS, "host copies for the whole batch"),
+    Hook("attn_backend_wrapper", "AROUND", startup.build_attention_backend, OURS, "our linear-attention backend"),
+    Hook("init_attention_backends", "AFTER", startup.announce, OURS, "proof before the first forward, log line"),
+    Hook("build_request_pool", "AROUND", startup.build_request_pool, OWN_POOL, "the mode's mamba pool"),
+    Hook("size_mamba_pool", "AROUND", startup.size_mamba_pool, OWN_POOL, "bytes saved become state slots"),
+    Hook("prepare_for_caching", "BEFORE", radix_cache.before_donation, OWN_POOL, "a donated slot holds all its tokens"),
+    Hook(
+        "prepare_for_caching",
+        "BEFORE",
+        radix_cache.forget_snapshot_past_the_key,
+        OURS,
+        "nor a snapshot ahead of its key",
+    ),
+    Hook(
+        "track_indices", "AFTER", radix_cache.track_only_into_own_snapshots, OURS, "nothing is tracked into freed slots"
+    ),
+    Hook(
+        "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
+    ),
+    Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
+    Hook(
+        "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"
+    ),
+    Hook("plan_stream", "AROUND", step.plan_behind_the_forward, OURS, "a step is not prepared over the last one"),
+    Hook("commit", "AROUND", step.commit, OURS, "the mode records what a verify accepted"),
+)
+
+
+def active(mode: str) -> list[Hook]:
+    """The rows registered in ``mode``."""
+    return [hook for hook in TABLE if mode in hook.modes]

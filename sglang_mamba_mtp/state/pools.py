@@ -1,0 +1,208 @@
+"""The mamba pools of the project's own modes: SGLang's slots without SGLang's per-draft state copies.
+
+SGLang's ``MambaPool`` allocates, beside the slots, one recurrent state and one convolution window for every draft node
+of every running request. `MtpMambaPool` keeps the slots only, and owns two things more: the axis order of every slot
+and a `DraftStore`, which the linear-attention backend opens when it is built (only the backend knows the model). It
+keeps the rule that nobody ever reads a slot behind its request: whoever reads a slot settles it first, whoever
+overwrites a slot forgets what was known about it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MambaPool
+
+from .. import config
+from ..errors import MtpError
+from ..families.table import FAMILIES
+from .axis_order import VK, axis_orders_for
+from .draft_slots import DraftSlots
+from .store import DraftStore
+from .window import Window, WindowShape
+
+
+class HostCopy(NamedTuple):
+    """States on the host: SGLang's own copy, and the axis order [n] uint8 of each."""
+
+    states: Any
+    axis_orders: torch.Tensor
+
+
+class MtpMambaPool(MambaPool):
+    """``MambaPool`` with no intermediate buffers; same constructor.
+
+    Attributes
+        cache_params: SGLang's ``Mamba2CacheParams`` of the model.
+        max_nodes: the largest draft length; 0 without speculation.
+        request_rows: request rows, the padding row included.
+        axis_orders: which slot is in which axis order.
+        store: what the mode keeps of draft nodes; None until a backend opened it.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_params: Any,
+        speculative_num_draft_tokens: int | None = None,
+        spec_state_size: int,
+        **kwargs: Any,
+    ) -> None:
+        # Without a draft length SGLang's pool allocates no per-draft copies.
+        super().__init__(
+            cache_params=cache_params, speculative_num_draft_tokens=None, spec_state_size=spec_state_size, **kwargs
+        )
+        self.cache_params = cache_params
+        self.max_nodes = speculative_num_draft_tokens or 0
+        self.request_rows = spec_state_size + 1
+        self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
+        self.store: DraftStore | None = None
+        self._opened_as: object = None
+
+    def open_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
+        """The store of this pool for batches of up to ``max_batch`` rows, made on the first call; later backends over
+        the same pool share it.
+
+        Raises
+            MtpError: a backend over this pool has opened a different one.
+        """
+        kind = self._kind_of_store(family, model_runner)
+        if self.store is None:
+            self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
+        elif self._opened_as != kind:
+            raise MtpError(f"two backends over one mamba pool want different buffers: {self._opened_as}, {kind}")
+        return self.store
+
+    @abstractmethod
+    def _kind_of_store(self, family: str, model_runner: Any) -> object:
+        """Equal for backends that can share a store."""
+
+    @abstractmethod
+    def _make_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
+        """What the mode keeps of draft nodes."""
+
+    @property
+    def speculative_bytes(self) -> int:
+        """Bytes held for speculation beside the slots."""
+        return 0 if self.store is None else self.store.nbytes
+
+    def settle(self, slots: torch.Tensor) -> None:
+        """Bring the states of ``slots`` up to date, in the axis order they are in; entries <= 0 are skipped."""
+        if self.store is not None:
+            self.store.settle(slots)
+
+    def settle_for_sglang(self, slots: torch.Tensor) -> None:
+        """Bring ``slots`` up to date and into the axis order that SGLang's own kernels read."""
+        self.settle(slots)
+        self.axis_orders.turn(slots, VK)
+
+    def overwritten_by_sglang(self, slots: torch.Tensor) -> None:
+        """SGLang has written, or is about to write, the whole states of ``slots``; entries <= 0 are skipped."""
+        if self.store is not None:
+            self.store.discard(slots)
+        self.axis_orders.mark(slots, VK)
+
+    def clear_slots(self, indices: torch.Tensor) -> None:
+        super().clear_slots(indices)
+        self.overwritten_by_sglang(indices)
+
+    def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
+        self.settle(src_indices)
+        super().copy_from(src_indices, dst_indices)
+        self.overwritten_by_sglang(dst_indices)
+        self.axis_orders.move(src_indices, dst_indices)
+
+    def get_cpu_copy(self, indices: torch.Tensor) -> HostCopy:
+        self.settle(indices)
+        return HostCopy(super().get_cpu_copy(indices), self.axis_orders.bits[indices].cpu())
+
+    def load_cpu_copy(self, mamba_cache_cpu: HostCopy, indices: torch.Tensor) -> None:
+        super().load_cpu_copy(mamba_cache_cpu.states, indices)
+        self.overwritten_by_sglang(indices)
+        self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
+
+
+class ReplayPool(MtpMambaPool):
+    """Replay mode's pool: windows beside the slots."""
+
+    def _kind_of_store(self, family: str, model_runner: Any) -> WindowShape:
+        return WindowShape.of(
+            FAMILIES[family],
+            self.cache_params,
+            layers=self.num_mamba_layers,
+            nodes=self.max_nodes,
+            threshold=config.current().window,
+            dtype=model_runner.dtype,
+        )
+
+    def _make_store(self, family: str, model_runner: Any, max_batch: int) -> Window:
+        kernels, states = FAMILIES[family], self.mamba_cache.temporal
+        return Window(
+            self._kind_of_store(family, model_runner),
+            verify=kernels.replay(states.device),
+            fold=kernels.fold(states.device, model_runner.model),
+            fold_first=kernels.fold_first,
+            states=states,
+            conv_states=self.mamba_cache.conv[0],
+            axis_orders=self.axis_orders,
+            rows=self.request_rows,
+            max_batch=max_batch,
+        )
+
+
+class DraftSlotPool(MtpMambaPool):
+    """Slots mode's pool: a draft slot for every draft node of every request row, behind the ordinary slots.
+
+    Attributes
+        first_draft_slot: where they begin. SGLang allocates the slots before only.
+    """
+
+    def __init__(
+        self, *, size: int, speculative_num_draft_tokens: int | None = None, spec_state_size: int, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            size=size + (spec_state_size + 1) * (speculative_num_draft_tokens or 0),
+            speculative_num_draft_tokens=speculative_num_draft_tokens,
+            spec_state_size=spec_state_size,
+            **kwargs,
+        )
+        self.size = size
+        self.first_draft_slot = size + 1
+
+    def _kind_of_store(self, family: str, model_runner: Any) -> str:
+        return family
+
+    def _make_store(self, family: str, model_runner: Any, max_batch: int) -> DraftSlots:
+        states = self.mamba_cache.temporal
+        return DraftSlots(
+            verify=FAMILIES[family].slots(states.device),
+            states=states,
+            conv_states=self.mamba_cache.conv[0],
+            axis_orders=self.axis_orders,
+            first=self.first_draft_slot,
+            rows=self.request_rows,
+            nodes=self.max_nodes,
+            max_batch=max_batch,
+        )
+
+
+def copies_per_draft(mamba_pool: Any) -> dict[str, int]:
+    """Bytes that SGLang's own pool really allocated for the states and convolution windows of draft nodes (shared
+    storage counts once), by what they hold."""
+    cache = mamba_pool.mamba_cache
+    return {
+        name: _allocated(tensors)
+        for name, tensors in (
+            ("states", getattr(cache, "intermediate_ssm", None)),
+            ("conv windows", getattr(cache, "intermediate_conv_window", None)),
+        )
+        if tensors is not None
+    }
+
+
+def _allocated(tensors: torch.Tensor | list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind ``tensors``."""
+    storages = [tensor.untyped_storage() for tensor in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
