@@ -6,7 +6,7 @@ import pytest
 
 from . import scenarios
 from .harness import STATE_BOUND, baseline, check_equal, compare_states, run, token_differences
-from .matrix import FAMILIES, FAST_MIXED, MIXED, Case, cases
+from .matrix import CACHES, FAMILIES, FAST_MIXED, MIXED, Case, cases
 from .scenario import Request, Scenario
 from .spec import Result
 
@@ -31,8 +31,10 @@ def test_mixed_chunk(case: Case, checkpoint, sglang_version):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(set(), NEXTN))
-def test_everything_else_with_mixed_chunks(case: Case, checkpoint):
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_else_with_mixed_chunks(family, cache, checkpoint):
+    case = Case(family, "nextn-tree", cache, "replay")
     todo = [*scenarios.common(checkpoint.vocab), scenarios.boundaries(checkpoint.vocab)]
     check_equal(run(case.spec(checkpoint(case.family), extra=MIXED), todo), todo)
 
