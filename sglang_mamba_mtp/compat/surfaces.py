@@ -118,6 +118,10 @@ HOOKED: dict[str, Surface] = {
         "SchedulerBatchResultProcessor.process_batch_result_prefill",
         "self batch result",
     ),
+    "release": Surface(
+        "sglang.srt.mem_cache.common:release_kv_cache",
+        (("req", "tree_cache", "is_insert"), ("req", "tree_cache", "checkpoint")),
+    ),
     "lazy_prepare": _same(
         "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
         "self mamba_track_interval max_draft_tokens",

@@ -73,6 +73,19 @@ def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval:
             tracking.mamba_last_track_seqlen = None
 
 
+def cache_no_state_past_its_key(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE `release_kv_cache`: without an extra buffer the radix cache is given the request's own state, which cannot
+    be cut back where the key is shorter than what the request has committed.
+
+    So it is where a run was accepted past a stop in 0.5.22 (0.5.23 caches nothing then either; earlier versions cache
+    the tokens past the stop too), and everywhere with ``--strip-thinking-cache``.
+    """
+    if not tree_cache.supports_mamba() or tree_cache.enable_mamba_extra_buffer or not req.finished():
+        return
+    if batches.key_length(req) < batches.lengths_of(req).kv_committed_len:
+        req.skip_radix_cache_insert = True
+
+
 def tails_of(batch: Any) -> list[Any]:
     """The requests that a mixed batch decodes, one token each, behind its prefills, where drafts are verified."""
     return list(batch.decoding_reqs or ()) if not batch.spec_algorithm.is_none() else []
