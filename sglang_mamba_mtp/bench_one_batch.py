@@ -6,14 +6,13 @@ The benchmark builds a model runner without loading plugins. Arguments are the b
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 LARGEST_ID = 10_000
 """The benchmark draws its prompts below this, whatever the model's vocabulary."""
 
 
-def fit_to_model(benchmark: ModuleType) -> None:
+def fit_to_model(benchmark: Any) -> None:
     """Let SGLang's ``benchmark`` module run models that its own functions fail with, through those functions.
 
     Prompts are drawn within the model's vocabulary, and 0.5.17's benchmark, which builds no scheduler, chooses the

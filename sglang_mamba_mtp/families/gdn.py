@@ -17,6 +17,7 @@ class GdnFamily(Family):
     raw inputs."""
 
     fold_first = False
+    longest_window = 256
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (HV, V, K)."""

@@ -16,6 +16,7 @@ class Mamba2Family(Family):
     """A fold decays by the mixers' A, which is no input of a token."""
 
     fold_first = True
+    longest_window = 128
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (nheads, headdim, dstate)."""
