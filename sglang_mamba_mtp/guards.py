@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mamba_mtp_kernels.common.tree import MAX_NODES
+from mamba_mtp_kernels.common.operands import MAX_NODES
 
 from . import config
 from .compat import startup
@@ -278,8 +278,8 @@ def window_too_long(options: config.MtpConfig, family: str) -> list[str]:
     if options.window <= longest:
         return []
     return [
-        f"{options.spelled('window')}: a verify keeps its window in shared memory, and for {family} models a longer one "
-        f"than {longest} does not fit a GPU; use at most {longest}"
+        f"{options.spelled('window')}: a verify keeps its window in shared memory, and where it is longer than "
+        f"{longest} a {family} model's does not fit a GPU; use at most {longest}"
     ]
 
 

@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..common.axis_order import VK
 from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from ..common.layout import VK
 from ..common.tile import IS_KV, check_layout, load_state, store_state
 from .replay import inside, replay_tokens
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..common.layout import KV, VK
+from ..common.axis_order import KV, VK
 from .arguments import SlotsTiling, per_head
 
 

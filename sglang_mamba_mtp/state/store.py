@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import common, conv1d
+from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
 
@@ -66,6 +67,10 @@ class DraftStore(ABC):
     def ancestors(self, batch: VerifyBatch) -> torch.Tensor:
         """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
         return self._per_node(self._ancestors, batch)
+
+    def rows(self, batch: VerifyBatch) -> Rows:
+        """The running verify as the kernels take it: its rows and their draft trees."""
+        return Rows(batch.slots, batch.rows, parents=self.parents(batch), ancestors=self.ancestors(batch))
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         if batch.size > self._max_batch or batch.nodes > self.nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify import mamba2_verify

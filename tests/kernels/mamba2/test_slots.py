@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference

@@ -8,7 +8,7 @@ Bit for bit SGLang's causal_conv1d_update (Triton) in a verify and its intermedi
 bias first, then a chain's taps from the oldest to the newest and a tree's from the newest to the oldest. Unlike stock
 the slot that is read keeps its window, unless it is one of the slots to write.
 
-Layouts: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
+Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
 strides. A program owns BLOCK_D channels of all nodes of a row, as a tile [nodes, channels] for y and as a tile
 [nodes, channels * entries] for the windows, so that neighbouring threads write neighbouring elements; it has loaded
 everything before it stores anything.
@@ -20,18 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import (
-    INDEX_DTYPES,
-    check_dtype,
-    check_index,
-    check_inner_contiguous,
-    check_same_device,
-    check_shape,
-)
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import NodeSlots
+from .options import check_width, has_silu
 from .taps import above, add_tap
-from .verify import FLOAT_DTYPES, MAX_WIDTH
 
-TILE = 512  # (node, channel) pairs a program
+TILE = 512  # (node, channel) pairs of a program
 MIN_CHANNELS = 32  # a warp's worth: narrower loads waste memory sectors
 
 
@@ -134,79 +129,60 @@ def conv1d_verify_slots(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    parents: torch.Tensor | None,
+    nodes: NodeSlots,
 ) -> torch.Tensor:
     """Convolve B chains or trees of N nodes and write each node's window; returns y [B*N, dim], contiguous, x's dtype.
 
-    x            [B*N, dim] float, inner contiguous, any token stride: raw inputs, read.
-    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read at read_slots, written at write_slots.
-    weight       [dim, K] float, inner contiguous, K in 2..4; bias [dim] or None.
+    x            [B*N, dim] float, inner contiguous, any token stride: read, raw inputs.
+    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read and written at the nodes' slots.
+    weight       [dim, K] float, inner contiguous, K in 2..4: read.
+    bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
-    read_slots   [B] int32 or int64: where each row's window lies; <= 0 is padding: its y is zero, nothing is written.
-    write_slots  [B, N] int32 or int64, contiguous: where the window after each node goes, <= 0: nowhere. Distinct; a
-                 row's read slot may be one of its own write slots, never another row's.
-    parents      [>=B, N] int32 from build_tree, or None for chains. As in stock, a chain given as a tree may have
-                 other last bits than the same chain given as None.
+    nodes        read; write slots and parents contiguous. As in stock, a chain given as a tree may have other last bits
+                 than the same chain given as None.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    dim, width = weight.shape
-    check_shape("write_slots", write_slots, (None, None))
-    batch, nodes = write_slots.shape
-    if not 2 <= width <= MAX_WIDTH:
-        raise ValueError(f"weight: kernel width {width}, expected 2..{MAX_WIDTH}")
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
-    check_shape("x", x, (batch * nodes, dim))
-    check_shape("conv_states", conv_states, (None, dim, width - 1))
-    floats = {"x": x, "conv_states": conv_states, "weight": weight}
-    if bias is not None:
-        check_shape("bias", bias, (dim,))
-        floats["bias"] = bias
-    for name, tensor in floats.items():
-        check_dtype(name, tensor, FLOAT_DTYPES)
-        if tensor is not conv_states:
-            check_inner_contiguous(name, tensor)
-    check_index("read_slots", read_slots, batch)
-    check_dtype("write_slots", write_slots, INDEX_DTYPES)
-    check_inner_contiguous("write_slots", write_slots, 2)
-    if parents is not None:
-        check_shape("parents", parents, (None, nodes))
-        check_dtype("parents", parents, (torch.int32,))
-        check_inner_contiguous("parents", parents, 2)
-        if parents.shape[0] < batch:
-            raise ValueError(f"parents: {parents.shape[0]} rows, batch is {batch}")
-    check_same_device(read_slots=read_slots, write_slots=write_slots, parents=parents, **floats)
-    y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
-    if batch == 0 or nodes == 0:
+    sizes = check(
+        read_slots=Arg(nodes.read, "B"),
+        write_slots=Arg(nodes.write, ">=B N", contiguous=2),
+        parents=Arg(nodes.parents, ">=B N", torch.int32, contiguous=2),
+        weight=Arg(weight, "dim K", FLOATS),
+        bias=Arg(bias, "dim", FLOATS),
+        x=Arg(x, "B*N dim", FLOATS),
+        conv_states=Arg(conv_states, "S dim K-1", FLOATS, contiguous=0),
+    )
+    batch, node_count, dim, width = sizes.get_all("B N dim K")
+    check_width(width)
+    silu = has_silu(activation)
+    y = torch.empty((batch * node_count, dim), dtype=x.dtype, device=x.device)
+    if batch == 0 or node_count == 0:
         return y
-    block_n = triton.next_power_of_2(nodes)
+    block_n = triton.next_power_of_2(node_count)
     block_d = min(max(TILE // block_n, MIN_CHANNELS), triton.next_power_of_2(dim))
-    _conv1d_verify_slots_kernel[(batch, triton.cdiv(dim, block_d))](
+    _conv1d_verify_slots_kernel[launch_grid(batch, triton.cdiv(dim, block_d))](
         x,
         y,
         conv_states,
         weight,
         bias,
-        read_slots,
-        write_slots,
-        parents,
+        nodes.read,
+        nodes.write,
+        nodes.parents,
         x.stride(0),
         conv_states.stride(0),
         conv_states.stride(1),
         conv_states.stride(2),
         weight.stride(0),
         DIM=dim,
-        N=nodes,
+        N=node_count,
         K=width,
         BLOCK_N=block_n,
         BLOCK_D=block_d,
         BLOCK_E=triton.next_power_of_2(block_d * (width - 1)),
         HAS_BIAS=bias is not None,
-        IS_TREE=parents is not None,
-        SILU=activation is not None,
+        IS_TREE=nodes.parents is not None,
+        SILU=silu,
         num_warps=max(4, block_n * block_d // 128),
     )
     return y

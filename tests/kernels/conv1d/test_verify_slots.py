@@ -6,9 +6,10 @@ import importlib.util
 
 import pytest
 import torch
+from mamba_mtp_kernels.common.operands import NodeSlots
 from mamba_mtp_kernels.conv1d import ops_for
 from mamba_mtp_kernels.conv1d.reference import conv1d_verify_slots_reference
-from mamba_mtp_kernels.conv1d.slots import conv1d_verify_slots
+from mamba_mtp_kernels.conv1d.verify_slots import conv1d_verify_slots
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, path_to, random_tree_parents, tree_links
 
@@ -73,9 +74,11 @@ class Case:
             weight=self.weight.to(device),
             bias=None if self.bias is None else self.bias.to(device),
             activation=activation,
-            read_slots=self.read_slots.to(device, index_dtype),
-            write_slots=self.write_slots.to(device, index_dtype),
-            parents=self.parents.to(device) if self.tree else None,
+            nodes=NodeSlots(
+                self.read_slots.to(device, index_dtype),
+                self.write_slots.to(device, index_dtype),
+                self.parents.to(device) if self.tree else None,
+            ),
             **extra,
         )
         return y.cpu(), states.cpu()
@@ -337,8 +340,8 @@ def test_graph_replay():
     read_slots, write_slots = case.read_slots.cuda(), case.write_slots.cuda()
     states, pool = case.states.clone().cuda(), case.states.clone().cuda()
     arguments = {
-        "weight": case.weight.cuda(), "bias": case.bias.cuda(), "activation": "silu", "read_slots": read_slots,
-        "write_slots": write_slots, "parents": case.parents.cuda(),
+        "weight": case.weight.cuda(), "bias": case.bias.cuda(), "activation": "silu",
+        "nodes": NodeSlots(read_slots, write_slots, case.parents.cuda()),
     }  # fmt: skip
     x = case.x.cuda()
     conv1d_verify_slots(x, conv_states=pool, **arguments)
@@ -384,13 +387,14 @@ def test_errors_name_the_argument(device):
     with pytest.raises(ValueError, match="activation: 'gelu'"):
         case.run(conv1d_verify_slots, device, activation="gelu")
     case.parents = case.parents[:1]
-    with pytest.raises(ValueError, match="parents: 1 rows, batch is 2"):
+    with pytest.raises(ValueError, match=r"parents: shape \(1, 3\), expected \[B>=2, N=3\]"):
         case.run(conv1d_verify_slots, device)
     case.tree, case.read_slots = False, case.read_slots[:1]
-    with pytest.raises(ValueError, match=r"read_slots: shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"x: shape \(6, 10\), expected \[B\*N=3, dim=10\]"):
         case.run(conv1d_verify_slots, device)
+    case = Case(chain_parents(2, 3))
     case.weight = case.weight[:, :3].contiguous()
-    with pytest.raises(ValueError, match="conv_states: shape"):
+    with pytest.raises(ValueError, match=r"conv_states: shape \(11, 10, 3\), expected \[S=\?, dim=10, K-1=2\]"):
         case.run(conv1d_verify_slots, device)
 
 

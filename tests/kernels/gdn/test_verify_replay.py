@@ -142,15 +142,7 @@ def test_verify_that_folds_equals_settle_then_verify(which: str, device: torch.d
         case = make_case(batch=2, H=1, HV=2, pending=[7, 10], state_dtype=state_dtype, device=device)
         settled = case.clone()
         books = settled.books
-        fold(
-            settled.tensors["checkpoint"][None],
-            **{name: settled.tensors[name][None] for name in ("window_k", "window_v", "window_g", "window_beta")},
-            order=books.order,
-            src_slots=books.slots,
-            dst_slots=books.slots,
-            rows=books.rows,
-            counts=books.pending[books.slots.long()],
-        )
+        settled.fold(fold, books.settling())
         books.pending[books.slots.long()] = 0
         ours, theirs = case.run(verify), settled.run(verify)
         assert_same_bits("checkpoint", case.tensors["checkpoint"], settled.tensors["checkpoint"])
@@ -161,15 +153,17 @@ def test_rejected_arguments(device: torch.device) -> None:
     """Each refusal names the argument and the value met."""
     verify, _ = implementation("triton", device)
     wrong = {
-        "window_g": lambda x: x.double(),
+        "q": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        "window_v": lambda x: x.half(),
         "window_k": lambda x: x.half(),
-        "checkpoint": lambda x: x.transpose(2, 3),
+        "states": lambda x: x.transpose(2, 3),
         "A_log": lambda x: x[:1],
         "a": lambda x: x[:, :1],
     }
     for name, change in wrong.items():
         case = make_case(K=16, V=8, device=device)
-        case.tensors[name] = change(case.tensors[name])
+        tensor = "checkpoint" if name == "states" else name
+        case.tensors[tensor] = change(case.tensors[tensor])
         with pytest.raises((ValueError, TypeError), match=name):
             case.run(verify)
     case = make_case(device=device)

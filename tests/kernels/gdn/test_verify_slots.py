@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference
 
 from ..helpers import assert_same_bits, assert_same_numbers, rms_ratio
@@ -23,7 +23,7 @@ STATE = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], 
 def implementation(which: str) -> Callable[..., torch.Tensor]:
     if which == "reference":
         return gdn_verify_slots_reference
-    from mamba_mtp_kernels.gdn.slots import gdn_verify_slots
+    from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     return gdn_verify_slots
 
@@ -148,11 +148,11 @@ def test_two_steps_equal_one(which: str, device: torch.device) -> None:
 
 @TREE
 @STATE
-@pytest.mark.parametrize("layouts", [False, True], ids=["plain", "with bits"])
+@pytest.mark.parametrize("either", [False, True], ids=["plain", "with bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("K", "V"), [(16, 16), (40, 24), (128, 128)])
 def test_same_bits_as_stock(
-    K: int, V: int, dtype: torch.dtype, layouts: bool, state_dtype: torch.dtype, tree: bool, device: torch.device,
+    K: int, V: int, dtype: torch.dtype, either: bool, state_dtype: torch.dtype, tree: bool, device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of float32 inputs too: their outputs are not rounded and hide nothing.
@@ -161,13 +161,13 @@ def test_same_bits_as_stock(
     tiles that may turn, is its own affair.
     """
     module = stock_module()
-    if device.type == "cuda" and ((K, V) != (128, 128) or layouts):
+    if device.type == "cuda" and ((K, V) != (128, 128) or either):
         pytest.skip("no bits are promised on a GPU")
     if device.type == "cpu":
         normalise_as(module, monkeypatch)
     case = make_slots_case(
         batch=3, nodes=5, tree=tree, H=1, HV=2, K=K, V=V, dtype=dtype, state_dtype=state_dtype,
-        layouts=[VK] * 3 if layouts else None, device=device, seed=K,
+        orders=[VK] * 3 if either else None, device=device, seed=K,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
     ours = case.run(implementation("triton"), sglang=stock_version(module))
@@ -215,20 +215,16 @@ def test_rejected_arguments(device: torch.device) -> None:
         "states": lambda x: x.transpose(2, 3),
         "a": lambda x: x[:, :1],
         "A_log": lambda x: x[:1],
-        "write_slots": lambda x: x[:, :2],
+        "write_slots": lambda x: x[:1],
         "read_slots": lambda x: x.float(),
         "parents": lambda x: x[:1],
-        "state_layout": lambda x: x.int(),
+        "axis_order": lambda x: x[1:],
     }
     for name, change in wrong.items():
-        case = make_slots_case(K=16, V=8, tree=True, layouts=[VK] * 3, device=device)
+        case = make_slots_case(K=16, V=8, tree=True, orders=[VK] * 3, device=device)
         setattr(case, name, change(getattr(case, name)))
         with pytest.raises((ValueError, TypeError), match=name):
             case.run(op)
-    with pytest.raises(ValueError, match="write_layout: 2"):
-        make_slots_case(layouts=[VK] * 3, write_layout=2, device=device).run(op)
-    with pytest.raises(ValueError, match="without a state_layout"):
-        make_slots_case(write_layout=KV, device=device).run(op)
 
 
 def _roll_parents(case: SlotsCase) -> None:
@@ -242,15 +238,15 @@ SABOTAGE: dict[str, Callable[[SlotsCase], None]] = {
     "read slots permuted": lambda case: setattr(case, "read_slots", case.read_slots.roll(1)),
     "write slots shifted": lambda case: setattr(case, "write_slots", case.write_slots.roll(1, 1)),
     "scale forgotten": lambda case: setattr(case, "scale", 1.0),
-    "swapped layout bit": lambda case: setattr(case, "state_layout", 1 - case.state_layout),
-    "other write layout": lambda case: setattr(case, "write_layout", KV),
+    "swapped axis order": lambda case: setattr(case, "axis_order", 1 - case.axis_order),
+    "other order written": lambda case: setattr(case, "write", KV),
 }
 
 
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_wrong_arguments_are_noticed(name: str) -> None:
     """What damaged arguments give is far from what float64 makes of the right ones, in outputs or in states."""
-    case = make_slots_case(batch=3, nodes=5, tree=True, H=1, HV=2, K=16, V=24, layouts=[VK, KV, VK], seed=3)
+    case = make_slots_case(batch=3, nodes=5, tree=True, H=1, HV=2, K=16, V=24, orders=[VK, KV, VK], seed=3)
     expected, after = oracle(case)
     written = case.written()
 

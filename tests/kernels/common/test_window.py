@@ -1,15 +1,20 @@
-"""commit_window: pending counts and window orders after a verify step."""
+"""commit_window: pending counts and window orders after a verify step. fold_first: the order in which rows start."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from mamba_mtp_kernels.common.commit import commit_window
-from mamba_mtp_kernels.common.reference import commit_window_reference
+from mamba_mtp_kernels.common import ops_for
+from mamba_mtp_kernels.common.operands import Window
+from mamba_mtp_kernels.common.reference import commit_window_reference, fold_first_reference
+from mamba_mtp_kernels.common.window import commit_window, fold_first
 
 from ..helpers import Bookkeeping, chain_parents, path_to, random_bookkeeping, random_tree_parents
 
 COMMITS = [pytest.param(commit_window, id="kernel"), pytest.param(commit_window_reference, id="reference")]
+SCHEDULES = [pytest.param(fold_first, id="kernel"), pytest.param(fold_first_reference, id="reference")]
 
 
 def naive_commit(books: Bookkeeping, last_correct: list[int], track: list[int]) -> tuple[Bookkeeping, list[int]]:
@@ -39,18 +44,19 @@ def run(commit, books: Bookkeeping, last_correct, track, device, index_dtype=tor
     on_device = books.clone().to(device)
     track_count = torch.full((books.batch + 1,), -5, dtype=torch.int32, device=device)
     commit(
-        pending=on_device.pending,
+        on_device.window(Window),
+        on_device.batch_rows,
         window_row=on_device.window_row,
-        order=on_device.order,
-        slots=on_device.slots,
-        rows=on_device.rows,
         last_correct=torch.tensor(last_correct, dtype=index_dtype, device=device),
         steps_to_track=None if track is None else torch.tensor(track, dtype=index_dtype, device=device),
-        parents=on_device.parents,
-        fold_threshold=books.fold_threshold,
         track_count=track_count,
     )
     return on_device.to("cpu"), track_count.cpu().tolist()
+
+
+def window_over(pending: torch.Tensor, fold_threshold: int) -> Window:
+    """A window of which nobody asks for more than these."""
+    return Window(pending, torch.zeros(1, 1, dtype=torch.int32, device=pending.device), fold_threshold)
 
 
 def assert_same_books(actual: Bookkeeping, expected: Bookkeeping) -> None:
@@ -140,12 +146,53 @@ def test_mutations_are_seen(mutate, device):
 def test_errors_name_the_argument(device):
     generator = torch.Generator().manual_seed(0)
     books = random_bookkeeping(parents=chain_parents(2, 4), pending=[0, 0], fold_threshold=4, generator=generator)
-    with pytest.raises(ValueError, match="C must be >= 13"):
+    with pytest.raises(ValueError, match=r"order: capacity 12, expected at least 5 \+ 2 \* 4"):
         books.fold_threshold = 5
         run(commit_window, books, [0, 0], None, device)
     books.fold_threshold = 4
-    with pytest.raises(ValueError, match="last_correct"):
+    with pytest.raises(ValueError, match=r"last_correct: shape \(1,\), expected \[B=2\]"):
         run(commit_window, books, [0], None, device)
-    books.slots = books.slots.float()
-    with pytest.raises(TypeError, match="slots"):
-        run(commit_window, books, [0, 0], None, device)
+    with pytest.raises(ValueError, match="no argument says what the size N is"):
+        rows = replace(books.to(device).batch_rows, parents=None)
+        books = books.to(device)
+        count = torch.zeros(2, dtype=torch.int32, device=device)
+        commit_window(
+            books.window(Window),
+            rows,
+            window_row=books.window_row,
+            last_correct=count,
+            steps_to_track=None,
+            track_count=count,
+        )
+
+
+@pytest.mark.parametrize("op", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("batch", [1, 2, 7, 64, 300])
+def test_rows_that_fold_go_first(op, dtype, batch, device):
+    generator = torch.Generator().manual_seed(batch)
+    pending = torch.randint(0, 9, (batch + 5,), generator=generator, dtype=torch.int32)
+    slots = 1 + torch.randperm(batch + 4, generator=generator)[:batch]
+    slots[batch // 2] = -(batch % 2)
+    pending[0] = pending[-1] = 100  # a padding row must not fold by what slots 0 and -1 hold
+    schedule = torch.full((batch + 2,), -7, dtype=torch.int32, device=device)
+    op(schedule, window_over(pending.to(device), 4), slots=slots.to(device, dtype))
+    folds = [int(slot) > 0 and int(pending[slot]) > 4 for slot in slots]
+    expected = [b for b in range(batch) if folds[b]] + [b for b in range(batch) if not folds[b]]
+    assert schedule.tolist() == [*expected, -7, -7]
+
+
+def test_a_schedule_that_does_not_fit(device):
+    slots = torch.ones(3, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"schedule: shape \(2,\), expected \[B>=3\]"):
+        fold_first(slots[:2].clone(), window_over(slots, 0), slots=slots)
+    many = torch.ones(4097, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="slots: 4097 rows, one program sorts at most 4096"):
+        fold_first(many.clone(), window_over(slots, 0), slots=many)
+
+
+def test_ops_for():
+    assert ops_for("cpu").commit_window is commit_window_reference
+    assert ops_for("cuda").commit_window is commit_window
+    assert ops_for("cpu").fold_first is fold_first_reference
+    assert ops_for("cuda").fold_first is fold_first

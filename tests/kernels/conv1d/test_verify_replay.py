@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.conv1d import ops_for
+from mamba_mtp_kernels.common.operands import NodeSlots, Rows
+from mamba_mtp_kernels.conv1d import ops_for, verify_replay
 from mamba_mtp_kernels.conv1d.reference import conv1d_verify_reference
-from mamba_mtp_kernels.conv1d.verify import conv1d_verify
+from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, path_to, random_tree_parents
 
@@ -54,9 +55,7 @@ class Case:
             weight=self.weight.to(device),
             bias=None if self.bias is None else self.bias.to(device),
             activation=activation,
-            slots=self.slots.to(device),
-            rows=self.rows.to(device),
-            parents=self.parents.to(device),
+            rows=Rows(self.slots.to(device), self.rows.to(device), parents=self.parents.to(device)),
             conv_inputs=conv_inputs,
             **extra,
         )
@@ -173,17 +172,12 @@ def test_padding_rows(op, index_dtype, device):
     assert_close("y", y, case.oracle(), LIMIT[torch.float32])
 
 
-def test_many_programs_path(device):
+def test_many_programs_path(device, monkeypatch):
     """Enough channels that a program handles all nodes of a row."""
     case = Case(random_tree_parents(5, 3, torch.Generator().manual_seed(2)), dim=4, slots=[1, 0, 3, 4, 5])
-    from mamba_mtp_kernels.conv1d import verify
-
-    saved, verify.PROGRAMS_WANTED = verify.PROGRAMS_WANTED, 0
-    try:
-        y, conv_inputs = case.run(conv1d_verify, device)
-    finally:
-        verify.PROGRAMS_WANTED = saved
     spread, _ = case.run(conv1d_verify, device)
+    monkeypatch.setattr(verify_replay, "PROGRAMS_WANTED", 0)
+    y, conv_inputs = case.run(conv1d_verify, device)
     assert_same_bits("y", y, spread)
     assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
 
@@ -231,9 +225,7 @@ def test_the_cpu_engine_convolves_alike_in_every_mode(dtype):
         weight=case.weight,
         bias=case.bias,
         activation="silu",
-        read_slots=case.slots,
-        write_slots=torch.zeros(3, 5, dtype=torch.int32),
-        parents=None,
+        nodes=NodeSlots(case.slots, torch.zeros(3, 5, dtype=torch.int32)),
     )
     # products rounded to bf16 would be off by 2e-3
     assert_close("y", ours, theirs, 1e-6 if dtype == torch.float32 else 2e-4)

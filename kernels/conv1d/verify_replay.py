@@ -10,7 +10,7 @@ also the bits of stock's one-token decode.
 Unlike stock the slot's window is only read: the commit writes it along the accepted path. The raw inputs go to
 conv_inputs[row] for that purpose.
 
-Layouts: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
+Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
 strides; conv_inputs [R, N, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
 """
 
@@ -20,11 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import Rows
+from .options import check_width, has_silu
 from .taps import above, add_tap, product
 
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_WIDTH = 4
 PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
 
 
@@ -123,64 +124,49 @@ def conv1d_verify(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
-    parents: torch.Tensor,
+    rows: Rows,
     conv_inputs: torch.Tensor,
 ) -> torch.Tensor:
     """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous.
 
-    x            [B*N, dim] float, inner contiguous, any token stride: raw inputs, read.
-    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read only.
-    weight       [dim, K] float, inner contiguous, K in 2..4; bias [dim] or None.
+    x            [B*N, dim] float, inner contiguous, any token stride: read, raw inputs.
+    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read at the slots.
+    weight       [dim, K] float, inner contiguous, K in 2..4: read.
+    bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
-    slots, rows  [B] int32 or int64; batch rows with slot <= 0 are padding: their y is zero, nothing else is written.
-    parents      [>=B, N] int32 from build_tree.
-    conv_inputs  [R, N, dim] float, inner contiguous, written at `rows` (once a row: distinct rows).
+    rows         slots, rows and parents are read; outputs of padding are zero.
+    conv_inputs  [R, N, dim] float, inner contiguous: written at the rows.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    batch, nodes = slots.shape[0], conv_inputs.shape[1]
-    dim, width = weight.shape
-    if not 2 <= width <= MAX_WIDTH:
-        raise ValueError(f"weight: kernel width {width}, expected 2..{MAX_WIDTH}")
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
-    check_shape("x", x, (batch * nodes, dim))
-    check_shape("conv_states", conv_states, (None, dim, width - 1))
-    check_shape("conv_inputs", conv_inputs, (None, nodes, dim))
-    check_shape("parents", parents, (None, nodes))
-    if parents.shape[0] < batch:
-        raise ValueError(f"parents: {parents.shape[0]} rows, batch is {batch}")
-    floats = {"x": x, "conv_states": conv_states, "weight": weight, "conv_inputs": conv_inputs}
-    if bias is not None:
-        check_shape("bias", bias, (dim,))
-        floats["bias"] = bias
-    for name, tensor in floats.items():
-        check_dtype(name, tensor, FLOAT_DTYPES)
-        if tensor is not conv_states:
-            check_inner_contiguous(name, tensor)
-    check_dtype("parents", parents, (torch.int32,))
-    check_inner_contiguous("parents", parents, 2)
-    check_index("slots", slots, batch)
-    check_index("rows", rows, batch)
-    check_same_device(slots=slots, rows=rows, parents=parents, **floats)
+    sizes = check(
+        slots=Arg(rows.slots, "B"),
+        parents=Arg(rows.parents, ">=B N"),
+        weight=Arg(weight, "dim K", FLOATS),
+        bias=Arg(bias, "dim", FLOATS),
+        x=Arg(x, "B*N dim", FLOATS),
+        conv_states=Arg(conv_states, "S dim K-1", FLOATS, contiguous=0),
+        conv_inputs=Arg(conv_inputs, "R N dim", FLOATS),
+    )
+    batch, nodes, dim, width = sizes.get_all("B N dim K")
+    check_width(width)
+    silu = has_silu(activation)
     y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
     if batch == 0:
         return y
     block = min(256, triton.next_power_of_2(dim))
     blocks = triton.cdiv(dim, block)
-    # few programs: latency counts, a program a node; many: share the weights among some nodes
+    # few programs: latency counts, each node has its own; many: share the weights among some nodes
     per_program = min(triton.next_power_of_2(nodes), 4) if batch * blocks * nodes >= PROGRAMS_WANTED else 1
-    _conv1d_verify_kernel[(batch, blocks, triton.cdiv(nodes, per_program))](
+    _conv1d_verify_kernel[launch_grid(batch, blocks, triton.cdiv(nodes, per_program))](
         x,
         y,
         conv_states,
         weight,
         bias,
-        slots,
-        rows,
-        parents,
+        rows.slots,
+        rows.rows,
+        rows.parents,
         conv_inputs,
         x.stride(0),
         conv_states.stride(0),
@@ -195,7 +181,7 @@ def conv1d_verify(
         NODES=per_program,
         BLOCK_D=block,
         HAS_BIAS=bias is not None,
-        SILU=activation is not None,
+        SILU=silu,
         num_warps=2,
     )
     return y

@@ -8,7 +8,7 @@ arithmetic this kernel follows operation by operation: a column of state per lan
 along a chain the state stays in registers, in a tree a node continues from its parent's state as stored. SGLang 0.5.17
 divides q and k by their norms where 0.5.23 multiplies by the norm's reciprocal; on a GPU both are that product.
 
-Layouts: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py). One program does one (row,
+Shapes: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py). One program does one (row,
 value head, tile of values), all nodes: nobody else reads or writes its part of any slot.
 """
 
@@ -20,19 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import (
-    INDEX_DTYPES,
-    check_dtype,
-    check_index,
-    check_inner_contiguous,
-    check_same_device,
-    check_shape,
-)
-from ..common.layout import VK
-from ..common.tile import IS_KV, check_layout, load_state, store_state
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import NodeSlots, States
+from ..common.tile import IS_KV, load_state, store_state
 from .tiles import may_fuse
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @triton.jit
@@ -40,12 +32,12 @@ def _normalised(x):
     return x * (1.0 / tl.sqrt(tl.sum(x * x) + 1e-6))
 
 
-@triton.jit(do_not_specialize=["nodes", "write_layout"])
+@triton.jit(do_not_specialize=["nodes", "write"])
 def _slots_kernel(
-    q, k, v, a, b, A_log, dt_bias, scale, states, state_layout, read_slots, write_slots, parents, out,
-    nodes, write_layout, stride_q, stride_k, stride_v, stride_a, stride_b, stride_slot, stride_write, stride_parents,
+    q, k, v, a, b, A_log, dt_bias, scale, states, axis_order, read_slots, write_slots, parents, out,
+    nodes, write, stride_q, stride_k, stride_v, stride_a, stride_b, stride_slot, stride_write, stride_parents,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    TREE: tl.constexpr, LAYOUTS: tl.constexpr,
+    TREE: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
     hv = tl.program_id(1)
     h = hv // (HV // H)
@@ -67,15 +59,15 @@ def _slots_kernel(
     in_kv = offs_k[:, None] * V + offs_v[None, :]
     is_kv = False
     write_kv = False
-    if LAYOUTS:
-        is_kv = tl.load(state_layout + slot, mask=slot > 0, other=0) == IS_KV
-        write_kv = write_layout == IS_KV
+    if EITHER:
+        is_kv = tl.load(axis_order + slot, mask=slot > 0, other=0) == IS_KV
+        write_kv = write == IS_KV
     # added to zeros, and what a branch leaves: as in SGLang's kernel, lest the compiler contract other products of the
     # sums than there (test_slots_arithmetic.py)
     state = tl.zeros([BK, BV], dtype=tl.float32)
     if slot > 0:
         p_slot = states + slot * stride_slot
-        state += load_state(p_slot + in_vk, p_slot + in_kv, mask_state, is_kv, LAYOUTS)
+        state += load_state(p_slot + in_vk, p_slot + in_kv, mask_state, is_kv, EITHER)
 
     p_q = q + token * stride_q + h * K + offs_k
     p_k = k + token * stride_k + h * K + offs_k
@@ -91,7 +83,7 @@ def _slots_kernel(
             if (node > 0) & (parent != node - 1):
                 tl.debug_barrier()
                 p_slot = states + tl.load(write_slots + parent).to(tl.int64) * stride_slot
-                state = load_state(p_slot + in_vk, p_slot + in_kv, mask_state, write_kv, LAYOUTS)
+                state = load_state(p_slot + in_vk, p_slot + in_kv, mask_state, write_kv, EITHER)
         query = tl.load(p_q, mask=mask_k, other=0).to(tl.float32)
         key = tl.load(p_k, mask=mask_k, other=0).to(tl.float32)
         value = tl.load(p_v, mask=mask_v, other=0).to(tl.float32)
@@ -112,7 +104,7 @@ def _slots_kernel(
         if slot > 0:
             written = state.to(states.dtype.element_ty)
             p_slot = states + slot * stride_slot
-            store_state(p_slot + in_vk, p_slot + in_kv, written, mask_state, write_kv, LAYOUTS)
+            store_state(p_slot + in_vk, p_slot + in_kv, written, mask_state, write_kv, EITHER)
         p_q += stride_q
         p_k += stride_k
         p_v += stride_v
@@ -132,30 +124,30 @@ class SlotsConfig:
 
 
 def default_config(
-    *, batch: int, dims: tuple[int, int], layouts: bool, hopper: bool, sglang: tuple[int, ...] = (0, 5, 23)
+    *, batch: int, dims: tuple[int, int], either: bool, hopper: bool, sglang: tuple[int, ...] = (0, 5, 23)
 ) -> SlotsConfig:
-    """The configuration gdn_verify_slots uses: dims (K, V); layouts: a state_layout is given; hopper: compute 9.x;
-    sglang: the version whose bits are wanted.
+    """The configuration gdn_verify_slots uses: dims (K, V); either: slots may lie in either axis order;
+    hopper: compute 9.x; sglang: the version whose bits are wanted.
 
     SGLang's rule, which 0.5.23 changed, so that the compiler meets the tiles whose sums it is to repeat: on an H100 a
-    chain of narrow tiles sums otherwise than one of wide tiles. The columns of a wide tile that may turn its layout
-    take more registers than there are.
+    chain of narrow tiles sums otherwise than one of wide tiles. The columns of a wide tile that may be turned take more
+    registers than there are.
     """
     key, value = dims
     if (key, value) != (128, 128):
         return SlotsConfig(min(triton.next_power_of_2(value), 32))
-    if layouts:
+    if either:
         return SlotsConfig(8)
     return SlotsConfig(4 if hopper and batch <= 64 and sglang >= (0, 5, 23) else 32)
 
 
 def constants_for(
-    config: SlotsConfig, *, heads: tuple[int, int], dims: tuple[int, int], tree: bool, layouts: bool
+    config: SlotsConfig, *, heads: tuple[int, int], dims: tuple[int, int], tree: bool, either: bool
 ) -> dict[str, int]:
     """Compile-time arguments of the kernel: heads (H, HV), dims (K, V)."""
     return {
         "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BK": triton.next_power_of_2(dims[0]),
-        "BV": config.block_v, "TREE": tree, "LAYOUTS": layouts,
+        "BV": config.block_v, "TREE": tree, "EITHER": either,
     }  # fmt: skip
 
 
@@ -169,85 +161,60 @@ def gdn_verify_slots(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     scale: float,
-    states: torch.Tensor,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    parents: torch.Tensor | None,
-    state_layout: torch.Tensor | None = None,
-    write_layout: int = VK,
+    states: States,
+    nodes: NodeSlots,
     config: SlotsConfig | None = None,
     sglang: tuple[int, ...] = (0, 5, 23),
 ) -> torch.Tensor:
-    """Score the N draft nodes of each of B rows from the state in its read slot; a state a node to its write slot.
+    """Score the N draft nodes of each of B rows from its read slot; returns o [B*N, HV, V] in q's dtype.
 
-    Read:
-        q, k [B*N, H, K], v [B*N, HV, V]: after the conv, before normalisation; any token stride, heads contiguous.
-        a, b [B*N, HV]: raw gate inputs, any token stride. A_log, dt_bias [HV]. scale multiplies normalised q.
-        read_slots [B] int32 or int64. <= 0 is padding: zeros out, nothing written.
-        parents [>=B, N] int32 or int64, any row stride: -1 at the root, else a node before; None for chains.
-        state_layout [S] uint8: layout (common/layout.py) of each slot read; None: all VK. The caller sets the bits of
-        write slots to write_layout afterwards; KV needs a state_layout.
-    Written:
-        states[write_slots[b, i]] [S, HV, V, K] (any slot stride) of node i. write_slots [>=B, N] int32 or int64, any
-        row stride; <= 0: not written, and then no parent in a tree. No two nodes share a slot. A row's read slot may be
-        one of its own write slots if its layout is write_layout, and is no other row's.
-    sglang: the version whose launch shape to follow, and so whose bits, where config is None.
-    Returns o [B*N, HV, V], q's dtype. Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    q, k    [B*N, H, K] float, heads contiguous, any token stride: read, after the convolution, before normalisation.
+    v       [B*N, HV, V] float, heads contiguous, any token stride: read, after the convolution.
+    a, b    [B*N, HV] float, inner contiguous, any token stride: read, raw gate inputs.
+    A_log, dt_bias
+            [HV] float: read.
+    scale   multiplies normalised q.
+    states  [S, HV, V, K], each slot contiguous: read at the read slots, written at the write slots in states.write
+            (whose entries the caller sets).
+    nodes   read.
+    config  how to cut it up; None: as the SGLang version does whose bits are wanted.
+    sglang  that version.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    batch = read_slots.shape[0]
-    tokens, heads_k, dim_k = k.shape
-    heads_v, dim_v = v.shape[1:]
-    nodes = tokens // max(batch, 1)
-    if tokens != batch * nodes or (batch and not nodes):
-        raise ValueError(f"k: {tokens} tokens for {batch} rows, expected the same number of nodes each")
+    write_slots, parents = nodes.write, nodes.parents
+    sizes = check(
+        read_slots=Arg(nodes.read, "B"),
+        write_slots=Arg(write_slots, ">=B N"),
+        parents=Arg(parents, ">=B N"),
+        q=Arg(q, "B*N H K", FLOATS, contiguous=2),
+        k=Arg(k, "B*N H K", FLOATS, contiguous=2),
+        v=Arg(v, "B*N HV V", FLOATS, contiguous=2),
+        a=Arg(a, "B*N HV", FLOATS),
+        b=Arg(b, "B*N HV", FLOATS),
+        A_log=Arg(A_log, "HV"),
+        dt_bias=Arg(dt_bias, "HV"),
+        states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
+        axis_order=Arg(states.axis_order, "S"),
+    )
+    batch, node_count, heads_k, heads_v, dim_k, dim_v = sizes.get_all("B N H HV K V")
     if heads_v % heads_k:
         raise ValueError(f"v: {heads_v} heads, expected a multiple of k's {heads_k}")
-    check_shape("q", q, (tokens, heads_k, dim_k))
-    check_shape("v", v, (tokens, heads_v, dim_v))
-    for name, tensor, width in (("q", q, 2), ("k", k, 2), ("v", v, 2), ("a", a, 1), ("b", b, 1)):
-        check_dtype(name, tensor, FLOATS)
-        check_inner_contiguous(name, tensor, width)
-    check_shape("a", a, (tokens, heads_v))
-    check_shape("b", b, (tokens, heads_v))
-    for name, tensor in (("A_log", A_log), ("dt_bias", dt_bias)):
-        check_shape(name, tensor, (heads_v,))
-        check_inner_contiguous(name, tensor)
-    check_shape("states", states, (None, heads_v, dim_v, dim_k))
-    check_dtype("states", states, FLOATS)
-    check_inner_contiguous("states", states, 3)
-    check_index("read_slots", read_slots, batch)
-    for name, tensor in (("write_slots", write_slots), ("parents", parents)):
-        if tensor is None:
-            continue
-        check_dtype(name, tensor, INDEX_DTYPES)
-        check_inner_contiguous(name, tensor)
-        if tensor.shape[0] < batch or tuple(tensor.shape[1:]) != (nodes,):
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected at least {batch} rows of {nodes}")
-    check_layout(state_layout, states.shape[0], write_layout)
-    check_same_device(
-        q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias, states=states, read_slots=read_slots,
-        write_slots=write_slots, parents=parents, state_layout=state_layout,
-    )  # fmt: skip
 
-    out = torch.empty(tokens, heads_v, dim_v, dtype=q.dtype, device=q.device)
-    if batch == 0:
+    out = torch.empty(batch * node_count, heads_v, dim_v, dtype=q.dtype, device=q.device)
+    if batch == 0 or node_count == 0:
         return out
+    either = states.axis_order is not None
     if config is None:
         hopper = q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device)[0] == 9
-        config = default_config(
-            batch=batch, dims=(dim_k, dim_v), layouts=state_layout is not None, hopper=hopper, sglang=sglang
-        )
+        config = default_config(batch=batch, dims=(dim_k, dim_v), either=either, hopper=hopper, sglang=sglang)
     constants = constants_for(
-        config,
-        heads=(heads_k, heads_v),
-        dims=(dim_k, dim_v),
-        tree=parents is not None,
-        layouts=state_layout is not None,
+        config, heads=(heads_k, heads_v), dims=(dim_k, dim_v), tree=parents is not None, either=either
     )
-    _slots_kernel[(triton.cdiv(dim_v, config.block_v), heads_v, batch)](
-        q, k, v, a, b, A_log, dt_bias, scale, states, state_layout, read_slots, write_slots, parents, out,
-        nodes, write_layout,
-        q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0), states.stride(0),
+    _slots_kernel[launch_grid(triton.cdiv(dim_v, config.block_v), heads_v, batch)](
+        q, k, v, a, b, A_log, dt_bias, scale, states.data, states.axis_order, nodes.read, write_slots, parents, out,
+        node_count, states.write,
+        q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0), states.data.stride(0),
         write_slots.stride(0), 0 if parents is None else parents.stride(0),
         **constants, num_warps=1, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""GDN target verify by replay: outputs of all draft nodes of a row from one read of its checkpoint.
+"""GDN target verify by replay: outputs of all draft nodes of a row from one read of its state.
 
 prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
@@ -9,7 +9,7 @@ row with more than `fold_threshold` pending tokens folds them into its checkpoin
 One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
 arguments, never from window entries that another program stores.
 
-Layouts: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); window_k [R, C, H, K],
+Shapes: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); window_k [R, C, H, K],
 window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
 """
 
@@ -22,27 +22,31 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from ..common.tile import IS_KV, check_layout, load_state, store_state
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import Rows, States, check_nodes
+from ..common.tile import IS_KV, load_state, store_state
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
 from .prepare import prepare_kernel
 from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, may_fuse, per_k, per_row, split
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from .window import GdnWindow
 
 
 @triton.jit
 def _verify_kernel(
-    v, checkpoint, state_layout, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
+    v, states, axis_order, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
     weights, factors, out, fold_threshold, capacity, stride_v, stride_slot,
     stride_wk_row, stride_wk, stride_wv_row, stride_wv, stride_gate_row, stride_gate,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BM: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr, LAYOUTS: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
-    batch_row = (tl.program_id(1) // HV).to(tl.int64)
-    hv = tl.program_id(1) % HV
-    offs_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    tiles: tl.constexpr = (V + BV - 1) // BV
+    tile = tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles  # of all rows
+    batch_row = (head // HV).to(tl.int64)
+    hv = head % HV
+    offs_v = tile * BV + tl.arange(0, BV)
     mask_v = offs_v < V
     node = tl.arange(0, BM)
     mask_m = node < N
@@ -60,14 +64,14 @@ def _verify_kernel(
     before = tl.load(pending + slot)
     offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
     mask_k = offs_k < K
-    checkpoint = checkpoint + slot * stride_slot + hv * (V * K)
-    p_vk = checkpoint + per_row(offs_v) * K + per_k(offs_k)
-    p_kv = checkpoint + per_k(offs_k) * V + per_row(offs_v)
+    states = states + slot * stride_slot + hv * (V * K)
+    p_vk = states + per_row(offs_v) * K + per_k(offs_k)
+    p_kv = states + per_k(offs_k) * V + per_row(offs_v)
     mask_state = per_row(mask_v) & per_k(mask_k)
     is_kv = False
-    if LAYOUTS:
-        is_kv = tl.load(state_layout + slot) == IS_KV
-    state = load_state(p_vk, p_kv, mask_state, is_kv, LAYOUTS)
+    if EITHER:
+        is_kv = tl.load(axis_order + slot) == IS_KV
+    state = load_state(p_vk, p_kv, mask_state, is_kv, EITHER)
     order += row * capacity
     window_v += row * stride_wv_row + hv * V
 
@@ -75,8 +79,7 @@ def _verify_kernel(
         window_k += row * stride_wk_row + hv // (HV // H) * K
         gate = row * stride_gate_row + hv
         # prepare.py has those of the first B * HV
-        tile = (1 + tl.program_id(0)).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-        factors += tile * (capacity * FACTORS)
+        factors += ((1 + tile).to(tl.int64) * (tl.num_programs(0) // tiles) + head) * (capacity * FACTORS)
         make_factors(
             factors, before, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
         )
@@ -85,8 +88,8 @@ def _verify_kernel(
             state, before, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
         )
         # outputs start from what is written, as the next verify's will
-        written = state.to(checkpoint.dtype.element_ty)
-        store_state(p_vk, p_kv, written, mask_state, is_kv, LAYOUTS)
+        written = state.to(states.dtype.element_ty)
+        store_state(p_vk, p_kv, written, mask_state, is_kv, EITHER)
         state = written.to(tl.float32)
 
     # values of the path: kept pending tokens from the window, nodes from the argument
@@ -102,7 +105,7 @@ def _verify_kernel(
 
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    program = tl.program_id(1).to(tl.int64)
+    program = head.to(tl.int64)
     offs_flat = tl.arange(0, NC * KC)
     p_x = carried + program * (N * K) + node[:, None] * K + offs_flat[None, :]
     mask_x = mask_m[:, None] & (offs_flat < K)[None, :]
@@ -112,13 +115,13 @@ def _verify_kernel(
     acc = tl.zeros([BM, BV], dtype=tl.float32)
     if SPLIT:
         # carried holds the high halves of all rows, then the low ones
-        x_low = tl.load(p_x + tl.num_programs(1).to(tl.int64) * (N * K), mask=mask_x, other=0)
+        x_low = tl.load(p_x + (tl.num_programs(0) // tiles).to(tl.int64) * (N * K), mask=mask_x, other=0)
         y_high, y_low = split(y)
         v_high, v_low = halves(values)
         acc = dot_split(y_high, y_low, v_high, v_low, acc, v.dtype.element_ty == tl.bfloat16)
         # halves first: they, not the float32 tile, go through shared memory to the tensor cores' layout
-        high, low = halves(state.to(checkpoint.dtype.element_ty))
-        acc = dot_split(x, x_low, k_by_rows(high), k_by_rows(low), acc, checkpoint.dtype.element_ty == tl.bfloat16)
+        high, low = halves(state.to(states.dtype.element_ty))
+        acc = dot_split(x, x_low, k_by_rows(high), k_by_rows(low), acc, states.dtype.element_ty == tl.bfloat16)
     else:
         acc = tl.dot(y, values.to(tl.float32), acc, input_precision="ieee")
         acc = tl.dot(x, k_by_rows(state), acc, input_precision="ieee")
@@ -174,11 +177,11 @@ def constants_for(
     heads: tuple[int, int],
     dims: tuple[int, int],
     fold_threshold: int,
-    layouts: bool = False,
+    either: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
 
-    layouts: a state_layout is given.
+    either: slots may lie in either axis order.
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     chunk, query_chunk = min(config.chunk, padded_k), min(config.query_chunk, padded_k)
@@ -189,7 +192,7 @@ def constants_for(
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
     verify = {
         "V": dims[1], "BM": max(16, triton.next_power_of_2(nodes)), "BV": config.block_v,
-        "NC": padded_k // chunk, "KC": chunk, "LAYOUTS": layouts,
+        "NC": padded_k // chunk, "KC": chunk, "EITHER": either,
     }  # fmt: skip
     return {**common, **prepare}, {**common, **verify}
 
@@ -204,87 +207,55 @@ def gdn_verify(
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
     scale: float,
-    checkpoint: torch.Tensor,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
-    pending: torch.Tensor,
-    order: torch.Tensor,
-    window_k: torch.Tensor,
-    window_v: torch.Tensor,
-    window_g: torch.Tensor,
-    window_beta: torch.Tensor,
-    ancestors: torch.Tensor,
-    fold_threshold: int,
-    state_layout: torch.Tensor | None = None,
+    states: States,
+    rows: Rows,
+    window: GdnWindow,
     config: VerifyConfig | None = None,
 ) -> torch.Tensor:
-    """Score the N draft nodes of each of B rows against checkpoint + pending window tokens.
+    """Score the N draft nodes of each of B rows against state + pending tokens; returns o [B*N, HV, V] in q's dtype.
 
-    Read:
-        q, k [B*N, H, K], v [B*N, HV, V]: after the conv, before normalisation; any token stride, heads contiguous.
-        a, b [B*N, HV]: raw gate inputs, any token stride. A_log, dt_bias [HV]. scale multiplies normalised q.
-        slots, rows [B] int32 or int64: state slot and window row. slot <= 0 is padding: zeros out, nothing else.
-        pending [S] int32, order [R, C] int32: the pool's bookkeeping; pending + N <= C.
-        ancestors [>=B, N] int64: strict-ancestor bits, topological order, N <= 64.
-        fold_threshold: a row with more pending tokens than this folds them first. Columns kept are at most this many.
-        state_layout [S] uint8: the layout (common/layout.py) of each slot; None: all VK. A fold keeps it.
-    Written:
-        window_*[row, order[row, p + i]] for node i: k and v raw, g log decay and beta in float32.
-        checkpoint[slot] [S, HV, V, K] (any slot stride) of rows that fold; `pending` itself is the commit's to change.
-    Returns o [B*N, HV, V], q's dtype. Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    q, k     [B*N, H, K] float, heads contiguous, any token stride: read, after the convolution, before normalisation.
+    v        [B*N, HV, V] float, heads contiguous, any token stride: read, after the convolution.
+    a, b     [B*N, HV] float, inner contiguous, any token stride: read, raw gate inputs.
+    A_log, dt_bias
+             [HV] float: read.
+    scale    multiplies normalised q.
+    states   [S, HV, V, K], each slot contiguous: read at the slots; rows that fold are written in place, in the axis
+             order they have.
+    rows     slots, rows and ancestors are read; outputs of padding are zero.
+    window   of one layer: at the rows, pending tokens are read, and node i of row r is written to
+             order[r, pending + i]: k and v raw, in their dtype, g and beta in float32. pending stays as it is.
+    config   how to cut it up; None: the default.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    batch = slots.shape[0]
-    tokens, heads_k, dim_k = k.shape
-    heads_v, dim_v = v.shape[1:]
-    nodes = tokens // max(batch, 1)
-    rows_total, capacity = order.shape
-    if tokens != batch * nodes or not (1 <= nodes <= 64 or batch == 0):
-        raise ValueError(f"k: {tokens} tokens for {batch} rows, expected 1 to 64 nodes each")
+    sizes = check(
+        slots=Arg(rows.slots, "B"),
+        ancestors=Arg(rows.ancestors, ">=B N"),
+        q=Arg(q, "B*N H K", FLOATS, contiguous=2),
+        k=Arg(k, "B*N H K", FLOATS, contiguous=2),
+        v=Arg(v, "B*N HV V", FLOATS, contiguous=2),
+        a=Arg(a, "B*N HV", FLOATS),
+        b=Arg(b, "B*N HV", FLOATS),
+        A_log=Arg(A_log, "HV"),
+        dt_bias=Arg(dt_bias, "HV"),
+        states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
+        axis_order=Arg(states.axis_order, "S"),
+        pending=Arg(window.pending, "S"),
+        order=Arg(window.order, "R C"),
+        **window.inputs_as("R C"),
+    )
+    batch, nodes, heads_k, heads_v, dim_k, dim_v, capacity = sizes.get_all("B N H HV K V C")
+    for name, tensor, like in (("window_k", window.k, k), ("window_v", window.v, v)):
+        if tensor.dtype != like.dtype:
+            raise TypeError(f"{name}: dtype {tensor.dtype}, expected {like.dtype}")
     if heads_v % heads_k:
         raise ValueError(f"v: {heads_v} heads, expected a multiple of k's {heads_k}")
-    if fold_threshold < 0 or capacity < fold_threshold + 2 * nodes:
-        raise ValueError(f"order: capacity {capacity}, expected at least {fold_threshold} + 2 * {nodes}")
-    check_shape("q", q, (tokens, heads_k, dim_k))
-    for name, tensor, width in (("q", q, 2), ("k", k, 2), ("v", v, 2), ("a", a, 1), ("b", b, 1)):
-        check_dtype(name, tensor, FLOATS)
-        check_inner_contiguous(name, tensor, width)
-    check_shape("a", a, (tokens, heads_v))
-    check_shape("b", b, (tokens, heads_v))
-    for name, tensor in (("A_log", A_log), ("dt_bias", dt_bias)):
-        check_shape(name, tensor, (heads_v,))
-        check_inner_contiguous(name, tensor)
-    check_shape("checkpoint", checkpoint, (None, heads_v, dim_v, dim_k))
-    check_dtype("checkpoint", checkpoint, FLOATS)
-    check_inner_contiguous("checkpoint", checkpoint, 3)
-    check_shape("window_k", window_k, (rows_total, capacity, heads_k, dim_k))
-    check_shape("window_v", window_v, (rows_total, capacity, heads_v, dim_v))
-    for name, tensor, like in (("window_k", window_k, k), ("window_v", window_v, v)):
-        check_dtype(name, tensor, (like.dtype,))
-        check_inner_contiguous(name, tensor, 2)
-    for name, tensor in (("window_g", window_g), ("window_beta", window_beta)):
-        check_shape(name, tensor, (rows_total, capacity, heads_v))
-        check_dtype(name, tensor, (torch.float32,))
-        check_inner_contiguous(name, tensor)
-    if window_g.stride() != window_beta.stride():
-        raise ValueError(f"window_beta: strides {window_beta.stride()}, expected window_g's {window_g.stride()}")
-    check_index("slots", slots, batch)
-    check_index("rows", rows, batch)
-    check_dtype("pending", pending, (torch.int32,))
-    check_dtype("order", order, (torch.int32,))
-    check_inner_contiguous("order", order, 2)
-    check_dtype("ancestors", ancestors, (torch.int64,))
-    if ancestors.shape[0] < batch or ancestors.shape[1] != nodes:
-        raise ValueError(f"ancestors: shape {tuple(ancestors.shape)}, expected at least {batch} rows of {nodes}")
-    check_inner_contiguous("ancestors", ancestors)
-    check_layout(state_layout, checkpoint.shape[0])
-    check_same_device(
-        q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias, checkpoint=checkpoint, slots=slots, rows=rows,
-        pending=pending, order=order, window_k=window_k, window_v=window_v, window_g=window_g, window_beta=window_beta,
-        ancestors=ancestors, state_layout=state_layout,
-    )  # fmt: skip
+    check_nodes(nodes)
+    window.check_room(nodes)
 
-    out = torch.empty(tokens, heads_v, dim_v, dtype=q.dtype, device=q.device)
-    if batch == 0:
+    out = torch.empty(batch * nodes, heads_v, dim_v, dtype=q.dtype, device=q.device)
+    if batch == 0 or nodes == 0:
         return out
     if config is None:
         # the interpreter computes no bf16 products, and float32 outputs deserve better than them
@@ -293,26 +264,27 @@ def gdn_verify(
             nodes=nodes, values=dim_v, exact=exact, heads=batch * heads_v, overlap=_overlaps(q.device)
         )
     prepare, verify = constants_for(
-        config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=fold_threshold,
-        layouts=state_layout is not None,
+        config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
+        either=states.axis_order is not None,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
     tiles = triton.cdiv(dim_v, config.block_v)
     factors = torch.empty((1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
-    prepare_kernel[(batch * heads_v,)](
-        q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
-        window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_threshold, capacity,
-        q.stride(0), k.stride(0), a.stride(0), b.stride(0), ancestors.stride(0),
-        window_k.stride(0), window_k.stride(1), window_g.stride(0), window_g.stride(1),
+    prepare_kernel[launch_grid(batch * heads_v)](
+        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.order,
+        window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, window.fold_threshold, capacity,
+        q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
+        window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
-    _verify_kernel[(tiles, batch * heads_v)](
-        v, checkpoint, state_layout, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
-        weights, factors, out, fold_threshold, capacity, v.stride(0), checkpoint.stride(0),
-        window_k.stride(0), window_k.stride(1), window_v.stride(0), window_v.stride(1),
-        window_g.stride(0), window_g.stride(1),
+    _verify_kernel[launch_grid(batch * heads_v * tiles)](
+        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.order,
+        window.k, window.v, window.g, window.beta, carried, weights, factors, out, window.fold_threshold, capacity,
+        v.stride(0), states.data.stride(0),
+        window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
+        window.g.stride(0), window.g.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,
         enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip

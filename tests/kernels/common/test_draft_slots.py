@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from mamba_mtp_kernels.common import ops_for, reference, slots
+from mamba_mtp_kernels.common import draft_slots, ops_for, reference
+from mamba_mtp_kernels.common.operands import Rows, SlotBooks
 
-OPS = [pytest.param(slots, id="kernel"), pytest.param(reference, id="reference")]
+OPS = [pytest.param(draft_slots, id="kernel"), pytest.param(reference, id="reference")]
 DTYPES = [torch.int32, torch.int64]
 POISON = -77
 
 
 def op(module, name):
-    return getattr(module, name if module is slots else f"{name}_reference")
+    return getattr(module, name if module is draft_slots else f"{name}_reference")
 
 
 @dataclass
@@ -74,6 +75,13 @@ class Device:
         }
         self.region = {"first_draft_slot": books.first_draft_slot, "nodes_per_row": books.nodes_per_row}
 
+    @property
+    def books(self) -> SlotBooks:
+        return SlotBooks(**self.arrays, **self.region)
+
+    def _rows(self, slots, rows) -> Rows:
+        return Rows(self._index(slots), self._index(rows))
+
     def _index(self, values):
         return torch.tensor(values, dtype=self.dtype, device=self.device)
 
@@ -82,21 +90,17 @@ class Device:
 
     def place(self, batch_slots, batch_rows, nodes):
         read, write = self._poison(len(batch_slots) + 1), self._poison(len(batch_slots) + 1, nodes)
-        place_nodes = op(self.module, "place_nodes")
-        arrays = {name: self.arrays[name] for name in ("current_input", "row_slot")}
-        place_nodes(read, write, slots=self._index(batch_slots), rows=self._index(batch_rows), **arrays, **self.region)
+        op(self.module, "place_nodes")(read, write, self._rows(batch_slots, batch_rows), self.books)
         assert read[-1] == POISON and (write[-1] == POISON).all(), "written beyond the batch"
         return read[:-1].tolist(), write[:-1].tolist()
 
     def commit(self, batch_slots, batch_rows, last, steps):
         track_src = self._poison(len(batch_slots) + 1)
         op(self.module, "commit_slots")(
-            **self.arrays,
-            slots=self._index(batch_slots),
-            rows=self._index(batch_rows),
+            self.books,
+            self._rows(batch_slots, batch_rows),
             last_correct=self._index(last),
             steps_to_track=None if steps is None else self._index(steps),
-            **self.region,
             track_src=track_src,
         )
         assert track_src[-1] == POISON, "written beyond the batch"
@@ -104,12 +108,12 @@ class Device:
 
     def newest(self, batch_slots):
         newest = self._poison(len(batch_slots) + 1)
-        op(self.module, "newest_slots")(newest, slots=self._index(batch_slots), **self.arrays)
+        op(self.module, "newest_slots")(newest, self.books, slots=self._index(batch_slots))
         assert newest[-1] == POISON, "written beyond the batch"
         return newest[:-1].tolist()
 
     def forget(self, batch_slots):
-        op(self.module, "forget_inputs")(slots=self._index(batch_slots), **self.arrays)
+        op(self.module, "forget_inputs")(self.books, slots=self._index(batch_slots))
 
     def assert_holds(self, books: Books):
         for name, tensor in self.arrays.items():
@@ -228,14 +232,14 @@ def test_empty_batch(module, device):
 
 
 def test_errors_name_the_argument(device):
-    on_device = Device(slots, device, example())
+    on_device = Device(draft_slots, device, example())
     with pytest.raises(ValueError, match="5 nodes, a request row owns 4"):
         on_device.place([1], [1], 5)
     with pytest.raises(ValueError, match="last_correct"):
         on_device.commit([1, 2], [1, 2], [0], None)
-    with pytest.raises(ValueError, match="batch 2 exceeds the 1 entries of newest"):
+    with pytest.raises(ValueError, match=r"newest: shape \(1,\), expected \[B>=2\]"):
         two = torch.ones(2, dtype=torch.int64, device=device)
-        slots.newest_slots(on_device.arrays["row_slot"][:1].clone(), slots=two, **on_device.arrays)
+        draft_slots.newest_slots(on_device.arrays["row_slot"][:1].clone(), on_device.books, slots=two)
     on_device.arrays["row_slot"] = on_device.arrays["row_slot"].long()
     with pytest.raises(TypeError, match=r"row_slot: dtype torch\.int64"):
         on_device.forget([1])
@@ -248,4 +252,4 @@ def test_errors_name_the_argument(device):
 def test_ops_for():
     for name in ("place_nodes", "commit_slots", "newest_slots", "forget_inputs"):
         assert getattr(ops_for("cpu"), name) is op(reference, name)
-        assert getattr(ops_for("cuda"), name) is op(slots, name)
+        assert getattr(ops_for("cuda"), name) is op(draft_slots, name)
