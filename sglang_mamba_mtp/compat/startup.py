@@ -38,6 +38,20 @@ def decide(server_args: Any, source: str, **fields: Any) -> None:
         setattr(server_args, name, value)
 
 
+def hip_version() -> str | None:
+    """The ROCm release PyTorch was built for, whose devices SGLang calls `cuda`; None with NVIDIA's."""
+    import torch
+
+    return torch.version.hip
+
+
+def longest_adaptive_chain(path: str | None) -> int:
+    """The most draft nodes of adaptive speculation with the settings in the file ``path`` (None: SGLang's own)."""
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+
+    return 1 + max(resolve_candidate_steps_from_config(cfg_path=path))
+
+
 def model_config(server_args: Any) -> Any | None:
     """SGLang's `ModelConfig` of the target model, or None if no model is named."""
     if str(resolved(server_args).model_path).lower() in ("none", "dummy"):

@@ -113,6 +113,15 @@ HOOKED: dict[str, Surface] = {
         "SchedulerBatchResultProcessor._accept_grammar_tokens",
         "self req tokens",
     ),
+    "prefill_result": _same(
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor.process_batch_result_prefill",
+        "self batch result",
+    ),
+    "release": Surface(
+        "sglang.srt.mem_cache.common:release_kv_cache",
+        (("req", "tree_cache", "is_insert"), ("req", "tree_cache", "checkpoint")),
+    ),
     "lazy_prepare": _same(
         "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
         "self mamba_track_interval max_draft_tokens",

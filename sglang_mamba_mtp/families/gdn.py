@@ -19,6 +19,7 @@ class GdnFamily(Family):
 
     fold_first = False
     window = GdnWindow
+    longest_window = 256
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (HV, V, K)."""

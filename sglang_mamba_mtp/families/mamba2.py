@@ -19,6 +19,7 @@ class Mamba2Family(Family):
 
     fold_first = True
     window = Mamba2Window
+    longest_window = 128
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (nheads, headdim, dstate)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import __version__, guards, modes
+from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from . import registry
@@ -39,16 +39,16 @@ class Serving:
     backend: type | None = None
 
 
-def _decide(config: Any, server_args: Any) -> Serving:
+def _decide(model: Any, server_args: Any) -> Serving:
     mode = modes.current()
     if mode.stock:
         return Serving(mode, "any")
-    family, name = startup.linear_family(config)
+    family, name = startup.linear_family(model)
     if family is None:
         return Serving(mode, name)
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
-    guards.check(server_args, mode.guards, mode=mode.name, family=name)
+    guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
     return Serving(mode, name, family, mode.backends[family])
 
 
@@ -65,12 +65,23 @@ def decision(runner: Any) -> Serving:
 
 
 def refuse_early(result: None, server_args: Any) -> None:
-    """AFTER `ServerArgs.check_server_args`: decline before any process is started or weight loaded."""
+    """AFTER `ServerArgs.check_server_args`: decline before any process is started or weight loaded.
+
+    Raises
+        SystemExit: something is declined, and a command line asked for it; the message is all the operator sees.
+        MtpError: something is declined, and a program asked for it (`sglang.Engine`).
+    """
     if modes.current().stock:
         return
-    config = startup.model_config(server_args)
-    if config is not None:
-        _decide(config, server_args)
+    model = startup.model_config(server_args)
+    if model is None:
+        return
+    try:
+        _decide(model, server_args)
+    except MtpError as error:
+        if config.on_command_line():
+            raise SystemExit(str(error)) from error
+        raise
 
 
 def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> None:
@@ -85,8 +96,8 @@ def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> Non
     args = startup.resolved(server_args)
     if modes.current().stock or args.speculative_eagle_topk > 1:
         return
-    config = startup.model_config(server_args)
-    if config is None or startup.linear_family(config)[0] is None:
+    model = startup.model_config(server_args)
+    if model is None or startup.linear_family(model)[0] is None:
         return
     decided = {"speculative_eagle_topk": 2}
     if steps_by_default:  # SGLang's own default for a tree of this topk

@@ -36,6 +36,10 @@ TABLE: tuple[Hook, ...] = (
         "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
     ),
     Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
+    Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
+    Hook(
+        "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"
+    ),
     Hook("plan_stream", "AROUND", step.plan_behind_the_forward, OURS, "a step is not prepared over the last one"),
     Hook("commit", "AROUND", step.commit, OURS, "the mode records what a verify accepted"),
 )
