@@ -153,6 +153,8 @@ class DraftSlots(DraftStore):
         slots = slots.reshape(-1)
         newest = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
         self._common.newest_slots(newest, slots=slots, **self._pointers)
+        if self.counts is not None:
+            self.counts.moves(newest, slots)
         self._move(newest, slots)
         self.discard(slots)
 

@@ -18,6 +18,7 @@ import torch
 from mamba_mtp_kernels import common, conv1d
 
 from ..families.base import VerifyOp
+from .counts import Counts
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
+        counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)

@@ -176,6 +176,8 @@ class Window(DraftStore):
     ) -> None:
         parents = self.parents(batch)
         counts = self._track_count[: batch.size]
+        if self.counts is not None:
+            self.counts.folds(self.pending, batch.slots, self.shape.threshold)
         self._common.commit_window(
             pending=self.pending,
             window_row=self.window_row,
@@ -208,6 +210,8 @@ class Window(DraftStore):
 
     def settle(self, slots: torch.Tensor) -> None:
         """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
+        if self.counts is not None:
+            self.counts.settles(self.pending, slots)
         live = slots.clamp(min=0).to(torch.int64)
         self._run_fold(slots, slots, self.window_row[live], self.pending[live])
         self.discard(slots)
