@@ -19,10 +19,10 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
-from mamba_mtp_kernels.common import commit as common_commit
+from mamba_mtp_kernels.common import window as common_commit
 from mamba_mtp_kernels.common import tree as common_tree
 from mamba_mtp_kernels.conv1d import commit as conv_commit
-from mamba_mtp_kernels.conv1d import verify as conv_verify
+from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
 from mamba_mtp_kernels.mamba2 import slots as mamba2_slots
 from mamba_mtp_kernels.mamba2 import verify as mamba2_verify
