@@ -33,6 +33,7 @@ def _register() -> None:
     from .compat import surfaces, version
 
     version.require_supported_version()
+    version.require_matching_kernels()
     cpu.install()  # first: it puts in place what importing SGLang needs on a machine without a GPU
 
     from . import config, names

@@ -1,4 +1,4 @@
-"""Shared by verify.py and fold.py: the exact fold of pending tokens (jit helpers only).
+"""The exact fold of pending tokens, as a verify and fold.py do it (jit helpers only).
 
 Plain recurrence from the raw inputs in float32, in order, as SGLang's selective_state_update computes a token:
 

@@ -8,7 +8,7 @@ from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference
-from mamba_mtp_kernels.mamba2.slots import mamba2_verify_slots
+from mamba_mtp_kernels.mamba2.verify_slots import mamba2_verify_slots
 
 from ..helpers import assert_close, assert_same_bits, assert_same_numbers
 from .slots_case import SlotsCase, Stock, make_slots_case, turn
@@ -124,12 +124,11 @@ def test_dtypes(op, dtype, state_dtype, tree, device):
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize("limits", [None, (0.2, 0.9)])
 @pytest.mark.parametrize("softplus", [True, False])
 @pytest.mark.parametrize("parts", ["all", "none"])
-def test_optional_parts(op, limits, softplus, parts, device):
-    case = make_slots_case(nodes=3, nheads=2, with_z=parts == "all", device=device)
-    case.dt_softplus, case.dt_limits = softplus, limits
+def test_optional_parts(op, softplus, parts, device):
+    case = make_slots_case(nodes=3, nheads=2, device=device)
+    case.dt_softplus = softplus
     if parts == "none":
         case.tensors["D"] = case.tensors["dt_bias"] = None
     case.tensors["dt"][0] += 30  # softplus' linear branch
@@ -186,37 +185,37 @@ def test_a_rejected_branch_does_not_matter(op, device):
     assert_same_bits("states", corrupted.tensors["states"][slots], case.tensors["states"][slots])
 
 
-# ------------------------------------------------------------------------------------------------------------ layouts
+# -------------------------------------------------------------------------------------------------------- axis orders
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize("write_layout", [VK, KV], ids=["writes VK", "writes KV"])
+@pytest.mark.parametrize("write", [VK, KV], ids=["writes VK", "writes KV"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("headdim", "dstate"), [(12, 16), (20, 24), (64, 16)])
-def test_layouts_change_nothing(op, write_layout, tree, state_dtype, headdim, dstate, device):
-    """Rows of both layouts in one batch: outputs and states of the VK run, these lying as write_layout says."""
+def test_axis_orders_change_nothing(op, write, tree, state_dtype, headdim, dstate, device):
+    """Rows of both orders in one batch: outputs and states of the VK run, these lying as write says."""
     options = {"batch": 4, "nodes": 5, "tree": tree, "headdim": headdim, "dstate": dstate, "state_dtype": state_dtype}
     options |= {"padding": (3,), "strided": True, "device": device}
     plain = make_slots_case(**options)
-    mixed = make_slots_case(**options, kv=(0, 2), write_layout=write_layout)
+    mixed = make_slots_case(**options, kv=(0, 2), write_order=write)
     assert_same_numbers("y", mixed.run(op), plain.run(op))
     slots = [slot for _, slot in plain.written()]
     states = mixed.tensors["states"].clone()
-    if write_layout == KV:
+    if write == KV:
         turn(states, slots, back=True)
     assert_same_numbers("states", states[slots], plain.tensors["states"][slots])
-    case = make_slots_case(**options, kv=(0, 2), write_layout=write_layout)
+    case = make_slots_case(**options, kv=(0, 2), write_order=write)
     others = [slot for slot in range(states.shape[0]) if slot not in slots]
     assert_same_bits("other slots", mixed.tensors["states"][others], case.tensors["states"][others])
-    assert_same_bits("state_layout", mixed.tensors["state_layout"], case.tensors["state_layout"])
+    assert_same_bits("axis_order", mixed.tensors["axis_order"], case.tensors["axis_order"])
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_the_slot_read_is_written_in_its_own_layout(op, tree, device):
+def test_the_slot_read_is_written_in_its_own_order(op, tree, device):
     plain = make_slots_case(tree=tree, in_place=True, device=device)
-    kv = make_slots_case(tree=tree, in_place=True, kv=(0, 1, 2), write_layout=KV, device=device)
+    kv = make_slots_case(tree=tree, in_place=True, kv=(0, 1, 2), write_order=KV, device=device)
     assert_same_bits("y", kv.run(op), plain.run(op))
     slots = [slot for _, slot in plain.written()]
     turn(plain.tensors["states"], slots)
@@ -227,7 +226,7 @@ def test_the_slot_read_is_written_in_its_own_layout(op, tree, device):
 def test_a_stale_bit_is_seen(op, device):
     case = make_slots_case(kv=(0, 2), device=device)
     expected, _ = case.oracle()
-    case.tensors["state_layout"][case.tensors["read_slots"][1].long()] = KV
+    case.tensors["axis_order"][case.tensors["read_slots"][1].long()] = KV
     with pytest.raises(AssertionError, match="RMS error ratio"):
         assert_close("y", case.run(op), expected, 1e-2)
 
@@ -246,9 +245,7 @@ def test_bits_of_stock(nodes, tree, stock, device):
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bits_of_stock_in_dtypes(dtype, state_dtype, tree, stock, device):
-    case = make_slots_case(
-        tree=tree, expanded=True, in_place=True, dtype=dtype, state_dtype=state_dtype, with_z=True, device=device
-    )
+    case = make_slots_case(tree=tree, expanded=True, in_place=True, dtype=dtype, state_dtype=state_dtype, device=device)
     same_as_stock(case, stock)
 
 
@@ -281,11 +278,11 @@ def test_bits_of_stock_with_large_and_limitless_steps(stock, device):
     same_as_stock(case, stock)
 
 
-@pytest.mark.parametrize("write_layout", [VK, KV], ids=["writes VK", "writes KV"])
-def test_bits_of_stock_from_mixed_layouts(write_layout, stock, device):
+@pytest.mark.parametrize("write", [VK, KV], ids=["writes VK", "writes KV"])
+def test_bits_of_stock_from_mixed_orders(write, stock, device):
     options = {"tree": True, "expanded": True, "state_dtype": torch.bfloat16, "device": device}
     y, _ = stock.verify(make_slots_case(**options))
-    case = make_slots_case(**options, kv=(1,), write_layout=write_layout)
+    case = make_slots_case(**options, kv=(1,), write_order=write)
     assert_same_bits("y", case.run(mamba2_verify_slots, tiling=stock.tiling(16)), y)
 
 
@@ -298,7 +295,7 @@ def test_launch_shapes_are_those_of_the_installed_sglang(stock):
         assert stock.tiling(dstate) == stock_tiling(dstate, numbers), dstate
 
 
-@pytest.mark.parametrize("parts", ["SGLang's call", "z, no D, no bias", "no softplus"])
+@pytest.mark.parametrize("parts", ["SGLang's call", "no D, no bias", "no softplus"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize(("headdim", "dstate", "nodes"), [(12, 16, 1), (10, 24, 4), (64, 128, 5)])
@@ -315,10 +312,9 @@ def test_reference_has_the_bits_of_the_cpu_engine(tree, dtype, headdim, dstate, 
         in_place=True,
         dtype=dtype,
         state_dtype=dtype,
-        with_z=parts.startswith("z"),
     )
     case.tensors["x"].nan_to_num_(0.5)  # what stock computes for padding rows it does not keep
-    if parts.startswith("z"):
+    if parts.startswith("no D"):
         case.tensors["D"] = case.tensors["dt_bias"] = None
     case.dt_softplus = parts != "no softplus"
     given, batch = case.tensors, 3
@@ -333,7 +329,7 @@ def test_reference_has_the_bits_of_the_cpu_engine(tree, dtype, headdim, dstate, 
         B,
         C,
         given["D"],
-        z=None if given["z"] is None else given["z"].unflatten(0, (batch, nodes)),
+        z=None,
         dt_bias=given["dt_bias"],
         dt_softplus=case.dt_softplus,
         state_batch_indices=torch.where(given["read_slots"] > 0, given["read_slots"], -1),
@@ -391,18 +387,18 @@ def test_a_skipped_rounding_is_seen(stock, device):
 
 def test_errors_name_the_argument(device):
     for name, change, error in (
-        ("write_slots", lambda t: t[:, :3], r"x: 12 tokens for 3 rows of 3 nodes"),
-        ("read_slots", lambda t: t[:2], r"read_slots: shape \(2,\)"),
-        ("states", lambda t: t.transpose(2, 3), r"states: shape"),
-        ("state_layout", lambda t: torch.zeros(3, dtype=torch.uint8, device=device), r"state_layout: shape \(3,\)"),
+        ("write_slots", lambda t: t[:, :3], r"x: shape \(12, 4, 12\), expected \[B\*N=9"),
+        ("read_slots", lambda t: t[:2], r"x: shape \(12, 4, 12\), expected \[B\*N=8"),
+        ("states", lambda t: t.transpose(2, 3).contiguous(), r"states: shape"),
+        ("axis_order", lambda t: torch.zeros(3, dtype=torch.uint8, device=device), r"axis_order: shape \(3,\)"),
         ("A", lambda t: torch.ones(4, 12, 16, device=device), r"A: shape .* one value a head"),
     ):
         case = make_slots_case(device=device)
         case.tensors[name] = change(case.tensors[name])
         with pytest.raises(ValueError, match=error):
             case.run(mamba2_verify_slots)
-    case = make_slots_case(write_layout=KV, device=device)
-    with pytest.raises(ValueError, match="without a state_layout"):
+    case = make_slots_case(write_order=KV, device=device)
+    with pytest.raises(ValueError, match="without an axis_order"):
         case.run(mamba2_verify_slots)
     case = make_slots_case(device=device)
     case.tensors["B"] = case.tensors["B"].half()
@@ -433,12 +429,12 @@ def test_bits_of_stock_at_model_shapes(nodes, tree, nheads, headdim, ngroups, ds
     options |= {"padding": (5,), "strided": True, "in_place": True, "device": device}
     case = make_slots_case(**options)
     same_as_stock(case, stock)
-    for write_layout in (VK, KV):
-        kv = make_slots_case(**{**options, "in_place": False}, kv=(0, 3), write_layout=write_layout)
+    for write in (VK, KV):
+        kv = make_slots_case(**{**options, "in_place": False}, kv=(0, 3), write_order=write)
         plain = make_slots_case(**{**options, "in_place": False})
         assert_same_bits("y", kv.run(mamba2_verify_slots), plain.run(mamba2_verify_slots))
         slots = [slot for _, slot in plain.written()]
-        if write_layout == KV:
+        if write == KV:
             turn(kv.tensors["states"], slots, back=True)
         assert_same_bits("states", kv.tensors["states"][slots], plain.tensors["states"][slots])
 

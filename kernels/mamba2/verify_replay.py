@@ -3,22 +3,23 @@
 A window holds the row's pending tokens, then this step's nodes. With g = A dt, anc(i) = all pending tokens and node
 i's strict ancestors, and G the sum of g along a path,
 
-    y_i = C_i (e^{G_i} S0 + sum_{j in anc(i)+i} e^{G_i - G_j} dt_j B_j x_j^T) + D x_i,    y_i <- y_i silu(z_i)
+    y_i = C_i (e^{G_i} S0 + sum_{j in anc(i)+i} e^{G_i - G_j} dt_j B_j x_j^T) + D x_i
 
 S0 = checkpoint[slot]. No solve: the tree only decides which terms count. G_i - G_j is a difference of float64 sums
 (nodes) or a sum over the tokens behind j (pending), so strong decays upstream of j cost no digits. D joins the
 diagonal term, both being coefficients of x_i.
 
-A row with more than fold_threshold pending tokens first replays them into its checkpoint, exactly (replay.py), and
+A row with more than fold_threshold pending tokens first replays them into its checkpoint, exactly (fold_tile.py), and
 writes it; its outputs start from the written state. Pending counts are not touched here: the commit
-(common/commit.py) applies the same threshold.
+(common/window.py) applies the same threshold.
 
 Precision: 16-bit x, B, C are exact in tf32, so a product needs only its float32 factor split, hi + lo, and two
 tensor-core passes give float32 accuracy. A 16-bit checkpoint is exact too and takes one. float32 inputs go through
 tf32x3.
 
-Layouts: x, y, z [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; checkpoint
-[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots whose bit says KV (tile.py); windows keyed by
+Layouts: x, y [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; checkpoint
+[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots that lie as KV
+(common/axis_order.py); windows keyed by
 row, position order[row, j] holding pending token j, order[row, p+i] receiving node i. A program owns one head of one
 row (or some of its headdim blocks) and keeps node and window coefficients in registers while it streams the state past
 them.
@@ -34,14 +35,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
+from ..common.arguments import FLOATS, Arg, check
 from ..common.elementary import softplus_rn
-from ..common.tile import IS_KV, check_layout, load_state, store_state
-from .arguments import per_head
-from .replay import inside, replay_tokens
+from ..common.grid import launch_grid
+from ..common.operands import Rows, States
+from ..common.tile import IS_KV, load_state, store_state
+from .arguments import check_sizes, parameters
+from .fold_tile import inside, replay_tokens
+from .window import Mamba2Window
 
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_NODES = 64
 PART = 64  # state columns a dot takes at once: fewer registers, and shorter sums in the tensor cores' own rounding
 
 
@@ -99,13 +101,11 @@ def _has_bit(mask, bit):
 
 
 @triton.jit
-def _node_dt(dt_row, node, stride_dt, bias, low, high, N: tl.constexpr, SOFTPLUS: tl.constexpr, LIMITS: tl.constexpr):
-    """Step sizes after bias, softplus and limits; 0 beyond the nodes."""
+def _node_dt(dt_row, node, stride_dt, bias, N: tl.constexpr, SOFTPLUS: tl.constexpr):
+    """Step sizes after bias and softplus; 0 beyond the nodes."""
     dt = tl.load(dt_row + node * stride_dt, mask=node < N, other=0.0).to(tl.float32) + bias
     if SOFTPLUS:
         dt = softplus_rn(dt)
-    if LIMITS:
-        dt = tl.minimum(tl.maximum(dt, low), high)
     return tl.where(node < N, dt, 0.0)
 
 
@@ -119,7 +119,6 @@ def _emit_block(
     inputs,
     N: tl.constexpr,
     BLOCK_W: tl.constexpr,
-    HAS_Z: tl.constexpr,
     INPUTS_EXACT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -129,7 +128,7 @@ def _emit_block(
     this head's x, z, y and window, and their strides.
     """
     coefficient, node_i, node_j, append, free = nodes
-    x_head, z_head, y_head, window_x_head, stride_x, stride_z, stride_y, stride_wx_pos = inputs
+    x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos = inputs
     x_nodes = tl.load(
         x_head + node_j[None, :] * stride_x + dim[:, None], mask=(node_j < N)[None, :] & dim_inside, other=0.0
     )
@@ -148,9 +147,6 @@ def _emit_block(
         )
         output += _dot(x_waiting, coefficient_w, INPUTS_EXACT, False, NATIVE)
     out_inside = (node_i < N)[None, :] & dim_inside
-    if HAS_Z:
-        gate = tl.load(z_head + node_i[None, :] * stride_z + dim[:, None], mask=out_inside, other=0.0).to(tl.float32)
-        output *= gate * tl.sigmoid(gate)
     tl.store(y_head + node_i[None, :] * stride_y + dim[:, None], output.to(y_head.dtype.element_ty), mask=out_inside)
 
 
@@ -168,7 +164,6 @@ def _stream_blocks(
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
     IS_KV: tl.constexpr,
-    HAS_Z: tl.constexpr,
     INPUTS_EXACT: tl.constexpr,
     STATE_EXACT: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -197,7 +192,7 @@ def _stream_blocks(
             )
             output += _dot(state, C_parts[part], STATE_EXACT, INPUTS_EXACT, NATIVE)
         output *= state_decay[None, :]
-        _emit_block(output, dim, dim_inside[:, None], nodes, waiting, inputs, N, BLOCK_W, HAS_Z, INPUTS_EXACT, NATIVE)
+        _emit_block(output, dim, dim_inside[:, None], nodes, waiting, inputs, N, BLOCK_W, INPUTS_EXACT, NATIVE)
 
 
 @triton.jit
@@ -209,10 +204,9 @@ def _mamba2_verify_kernel(
     A,
     D,
     dt_bias,
-    z,
     y,
     checkpoint,
-    state_layout,
+    axis_order,
     slots,
     rows,
     pending,
@@ -223,8 +217,6 @@ def _mamba2_verify_kernel(
     ancestors,
     schedule,
     fold_threshold,
-    dt_low,
-    dt_high,
     stride_x,
     stride_dt,
     stride_dt_head,
@@ -233,7 +225,6 @@ def _mamba2_verify_kernel(
     stride_A,
     stride_D,
     stride_bias,
-    stride_z,
     stride_y,
     stride_checkpoint_slot,
     stride_checkpoint_head,
@@ -245,16 +236,15 @@ def _mamba2_verify_kernel(
     stride_wdt_pos,
     N: tl.constexpr,
     CAPACITY: tl.constexpr,
+    HEADS: tl.constexpr,
     HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
     HAS_SCHEDULE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
+    EITHER: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_Z: tl.constexpr,
     SOFTPLUS: tl.constexpr,
-    LIMITS: tl.constexpr,
     INPUTS_EXACT: tl.constexpr,
     STATE_EXACT: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -266,11 +256,11 @@ def _mamba2_verify_kernel(
     PART: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    b = (tl.program_id(0) // HEADS).to(tl.int64)
     if HAS_SCHEDULE:
         b = tl.load(schedule + b).to(tl.int64)
-    first_block = tl.program_id(2) * BLOCKS
+    first_block = tl.program_id(1) * BLOCKS
     group = head // HEADS_PER_GROUP
     slot = tl.load(slots + b).to(tl.int64)
     node_i = tl.arange(0, BLOCK_I)
@@ -300,8 +290,8 @@ def _mamba2_verify_kernel(
     window_dt_head = window_dt + row * stride_wdt_row + head
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
     is_kv = False
-    if LAYOUTS:
-        is_kv = tl.load(state_layout + slot) == IS_KV
+    if EITHER:
+        is_kv = tl.load(axis_order + slot) == IS_KV
     bias = 0.0
     if HAS_BIAS:
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
@@ -310,7 +300,7 @@ def _mamba2_verify_kernel(
     node_j = tl.arange(0, BLOCK_J)
     is_node = node_j < N
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
-    dt_j = _node_dt(dt_row, node_j, stride_dt, bias, dt_low, dt_high, N, SOFTPLUS, LIMITS)
+    dt_j = _node_dt(dt_row, node_j, stride_dt, bias, N, SOFTPLUS)
     path_i = _path_mask(ancestors + b * N, node_i, N)
     path_j = _path_mask(ancestors + b * N, node_j, N)
     on_path = _has_bit(path_i[None, :], node_j[:, None]) & is_node[:, None]
@@ -347,7 +337,7 @@ def _mamba2_verify_kernel(
     entry = before + node_j
     free = is_node & (entry < CAPACITY)
     append = tl.load(order_row + entry, mask=free, other=0).to(tl.int64)
-    if tl.program_id(2) == 0:
+    if tl.program_id(1) == 0:
         tl.store(window_dt + row * stride_wdt_row + append * stride_wdt_pos + head, dt_j, mask=free)
         if head % HEADS_PER_GROUP == 0:
             tl.store(
@@ -388,11 +378,8 @@ def _mamba2_verify_kernel(
         waiting_w = ()
 
     x_head = x + b * N * stride_x + head * HEADDIM
-    z_head = x_head
-    if HAS_Z:
-        z_head = z + b * N * stride_z + head * HEADDIM
     nodes = (coefficient, node_i, node_j, append, free)
-    inputs = (x_head, z_head, y_head, window_x_head, stride_x, stride_z, stride_y, stride_wx_pos)
+    inputs = (x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos)
     if folds:
         for block in range(first_block, first_block + BLOCKS):
             dim = block * BLOCK_P + dim_p
@@ -411,9 +398,9 @@ def _mamba2_verify_kernel(
                 dim_inside,
                 state_inside[None, :],
             )
-            state = load_state(in_vk, in_kv, tile_inside, is_kv, LAYOUTS)
+            state = load_state(in_vk, in_kv, tile_inside, is_kv, EITHER)
             state = replay_tokens(state, before, decay_rate, window).to(checkpoint.dtype.element_ty)
-            store_state(in_vk, in_kv, state, tile_inside, is_kv, LAYOUTS)
+            store_state(in_vk, in_kv, state, tile_inside, is_kv, EITHER)
             # loaded here: kept from above, it would crowd the replay's registers
             C_tile = tl.load(
                 C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
@@ -422,8 +409,8 @@ def _mamba2_verify_kernel(
             )
             output = _dot(state, C_tile, STATE_EXACT, INPUTS_EXACT, NATIVE) * state_decay[None, :]
             # no pending tokens are left: BLOCK_W = 0
-            _emit_block(output, dim, dim_inside[:, None], nodes, (), inputs, N, 0, HAS_Z, INPUTS_EXACT, NATIVE)
-    elif LAYOUTS and is_kv:
+            _emit_block(output, dim, dim_inside[:, None], nodes, (), inputs, N, 0, INPUTS_EXACT, NATIVE)
+    elif EITHER and is_kv:
         _stream_blocks(
             checkpoint_head,
             first_block,
@@ -437,7 +424,6 @@ def _mamba2_verify_kernel(
             HEADDIM,
             DSTATE,
             True,
-            HAS_Z,
             INPUTS_EXACT,
             STATE_EXACT,
             NATIVE,
@@ -462,7 +448,6 @@ def _mamba2_verify_kernel(
             HEADDIM,
             DSTATE,
             False,
-            HAS_Z,
             INPUTS_EXACT,
             STATE_EXACT,
             NATIVE,
@@ -496,182 +481,83 @@ def mamba2_verify(
     D: torch.Tensor | None,
     dt_bias: torch.Tensor | None,
     dt_softplus: bool,
-    dt_limits: tuple[float, float] | None,
-    z: torch.Tensor | None,
-    checkpoint: torch.Tensor,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
-    pending: torch.Tensor,
-    order: torch.Tensor,
-    window_x: torch.Tensor,
-    window_B: torch.Tensor,
-    window_dt: torch.Tensor,
-    ancestors: torch.Tensor,
-    fold_threshold: int,
-    schedule: torch.Tensor | None = None,
-    state_layout: torch.Tensor | None = None,
+    states: States,
+    rows: Rows,
+    window: Mamba2Window,
     out: torch.Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
-    """Outputs of the B trees of N nodes; returns y [B*N, nheads, headdim] in x's dtype (or `out`, written in place).
+    """Outputs of the B trees of N nodes; returns y [B*N, H, P] in x's dtype (or `out`, written in place).
 
-    x, z        [B*N, nheads, headdim] float, last two dimensions contiguous, any token stride; z may be None.
-    dt          [B*N, nheads] float, any strides, or expanded to [B*N, nheads, headdim]: raw, read.
-    B, C        [B*N, ngroups, dstate] float, last two dimensions contiguous, any token stride. x, B, C: one dtype.
+    x           [B*N, H, P] float, last two dimensions contiguous, any token stride: read.
+    dt          [B*N, H] float, any strides, or expanded to [B*N, H, P]: raw, read.
+    B, C        [B*N, G, D] of x's dtype, last two dimensions contiguous, any token stride: read.
     A, D, dt_bias
-                [nheads] float, or expanded to [nheads, headdim(, dstate)] with stride 0; D and dt_bias may be None.
-    dt_softplus, dt_limits
-                step size = clamp(softplus(dt + dt_bias), *dt_limits); dt_limits None: no clamp.
-    checkpoint  [S, nheads, headdim, dstate] float, last two dimensions contiguous: read at `slots`; written where
-                pending > fold_threshold.
-    slots, rows [B] int32 or int64; slot <= 0 is padding: y zero, nothing else written. Slots and rows distinct.
-    pending     [S] int32, order [R, C] int32 contiguous: read.
-    window_x    [R, C, nheads, headdim], window_B [R, C, ngroups, dstate] float, window_dt [R, C, nheads] float32,
-                inner dimensions contiguous: pending entries read, order[row, pending .. pending+N) written.
-    ancestors   [>=B, N] int64 from build_tree, contiguous.
-    schedule    [>=B] int32 from fold_first: the order in which rows are started; None: as they lie. Same results.
-    state_layout
-                [S] uint8, VK or KV: the layout of each checkpoint; a fold leaves it as it is. None: all VK.
+                [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
+    dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
+    states      one layer's, [S, H, P, D]: read at the slots; written, as they lie, where pending > fold_threshold.
+    rows        with ancestors. Padding (slot <= 0): y zero, nothing else written.
+    window      one layer's, x and B of x's dtype: pending entries read, order[row, pending .. pending + N) written.
+    out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
     tiling      launch shape, None for the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    tokens, nheads, headdim = x.shape
-    ngroups, dstate = B.shape[1], B.shape[2]
-    batch, nodes = slots.shape[0], ancestors.shape[1]
-    row_count, capacity = order.shape
-    if nodes > MAX_NODES or tokens != batch * nodes:
-        raise ValueError(f"x: {tokens} tokens for {batch} rows of {nodes} nodes (at most {MAX_NODES})")
-    if nheads % ngroups:
-        raise ValueError(f"B: {ngroups} groups do not divide {nheads} heads")
-    if dstate < 16:
-        raise ValueError(f"B: dstate {dstate}, at least 16 needed")
-    if fold_threshold < 0 or fold_threshold + 2 * nodes > capacity:
-        raise ValueError(
-            f"fold_threshold {fold_threshold}, {nodes} nodes: C must be >= {fold_threshold + 2 * nodes}, got {capacity}"
-        )
-    dt = per_head("dt", dt, 2)
-    A = per_head("A", A, 1)
-    D = None if D is None else per_head("D", D, 1)
-    dt_bias = None if dt_bias is None else per_head("dt_bias", dt_bias, 1)
-    check_shape("dt", dt, (tokens, nheads))
-    for name, tensor in {"A": A, "D": D, "dt_bias": dt_bias}.items():
-        if tensor is not None:
-            check_shape(name, tensor, (nheads,))
-    check_shape("C", C, (tokens, ngroups, dstate))
-    check_shape("checkpoint", checkpoint, (None, nheads, headdim, dstate))
-    check_shape("pending", pending, (checkpoint.shape[0],))
-    check_shape("window_x", window_x, (row_count, capacity, nheads, headdim))
-    check_shape("window_B", window_B, (row_count, capacity, ngroups, dstate))
-    check_shape("window_dt", window_dt, (row_count, capacity, nheads))
-    y = torch.empty((tokens, nheads, headdim), dtype=x.dtype, device=x.device) if out is None else out
-    blocks = {"x": x, "B": B, "C": C, "checkpoint": checkpoint, "window_x": window_x, "window_B": window_B, "out": y}
-    if z is not None:
-        check_shape("z", z, (tokens, nheads, headdim))
-        blocks["z"] = z
-    for name, tensor in blocks.items():
-        check_dtype(name, tensor, FLOAT_DTYPES)
-        check_inner_contiguous(name, tensor, 2)
-    for name in ("B", "C", "window_x", "window_B"):
-        check_dtype(name, blocks[name], (x.dtype,))
-    check_shape("out", y, (tokens, nheads, headdim))
-    check_dtype("window_dt", window_dt, (torch.float32,))
-    check_inner_contiguous("window_dt", window_dt)
-    check_dtype("ancestors", ancestors, (torch.int64,))
-    if ancestors.shape[0] < batch:
-        raise ValueError(f"ancestors: {ancestors.shape[0]} rows, batch is {batch}")
-    for name, tensor in {"pending": pending, "order": order}.items():
-        check_dtype(name, tensor, (torch.int32,))
-    for name, tensor in {"order": order, "ancestors": ancestors}.items():
-        check_inner_contiguous(name, tensor, 2)
-    check_index("pending", pending, None)
-    check_index("slots", slots, batch)
-    check_index("rows", rows, batch)
-    if schedule is not None:
-        check_index("schedule", schedule, None)
-        if schedule.shape[0] < batch:
-            raise ValueError(f"schedule: {schedule.shape[0]} rows, batch is {batch}")
-    check_layout(state_layout, checkpoint.shape[0])
-    check_same_device(
-        dt=dt,
-        A=A,
-        D=D,
-        dt_bias=dt_bias,
-        slots=slots,
-        rows=rows,
-        pending=pending,
-        order=order,
-        window_dt=window_dt,
-        ancestors=ancestors,
-        schedule=schedule,
-        state_layout=state_layout,
-        **blocks,
+    dt, A, D, dt_bias = parameters(dt, A, D, dt_bias)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    sizes = check(
+        slots=Arg(rows.slots, "B"),
+        rows=Arg(rows.rows, "B"),
+        ancestors=Arg(rows.ancestors, ">=B N"),
+        schedule=Arg(rows.schedule, ">=B"),
+        x=Arg(x, "B*N H P", FLOATS, contiguous=2),
+        dt=Arg(dt, "B*N H", FLOATS, contiguous=0),
+        B=Arg(B, "B*N G D", x.dtype, contiguous=2),
+        C=Arg(C, "B*N G D", x.dtype, contiguous=2),
+        A=Arg(A, "H", FLOATS, contiguous=0),
+        D=Arg(D, "H", FLOATS, contiguous=0),
+        dt_bias=Arg(dt_bias, "H", FLOATS, contiguous=0),
+        states=Arg(states.data, "S H P D", FLOATS, contiguous=2),
+        axis_order=Arg(states.axis_order, "S"),
+        pending=Arg(window.pending, "S"),
+        order=Arg(window.order, "R C"),
+        window_x=Arg(window.x, "R C H P", x.dtype, contiguous=2),
+        window_B=Arg(window.B, "R C G D", x.dtype, contiguous=2),
+        window_dt=Arg(window.dt, "R C H", torch.float32),
+        out=Arg(y, "B*N H P", FLOATS, contiguous=2),
     )
+    batch, nodes, nheads, headdim, ngroups, dstate = sizes.get_all("B N H P G D")
+    check_sizes(nodes, nheads, ngroups, dstate)
+    window.check_room(nodes)
     if batch == 0:
         return y
     tiling = tiling or default_tiling(headdim, dstate, nodes, batch, nheads)
-    low, high = dt_limits or (0.0, 0.0)
     node_block = triton.next_power_of_2(nodes)
-    _mamba2_verify_kernel[(nheads, batch, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))](
-        x,
-        dt,
-        B,
-        C,
-        A,
-        D,
-        dt_bias,
-        z,
-        y,
-        checkpoint,
-        state_layout,
-        slots,
-        rows,
-        pending,
-        order,
-        window_x,
-        window_B,
-        window_dt,
-        ancestors,
-        schedule,
-        fold_threshold,
-        float(low),
-        float(high),
-        x.stride(0),
-        dt.stride(0),
-        dt.stride(1),
-        B.stride(0),
-        C.stride(0),
-        A.stride(0),
-        0 if D is None else D.stride(0),
-        0 if dt_bias is None else dt_bias.stride(0),
-        0 if z is None else z.stride(0),
-        y.stride(0),
-        checkpoint.stride(0),
-        checkpoint.stride(1),
-        window_x.stride(0),
-        window_x.stride(1),
-        window_B.stride(0),
-        window_B.stride(1),
-        window_dt.stride(0),
-        window_dt.stride(1),
+    grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
+    _mamba2_verify_kernel[grid](
+        x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
+        window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule, window.fold_threshold,
+        x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
+        0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
+        states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
+        window.B.stride(1), window.dt.stride(0), window.dt.stride(1),
         N=nodes,
-        CAPACITY=capacity,
+        CAPACITY=window.order.shape[1],
+        HEADS=nheads,
         HEADS_PER_GROUP=nheads // ngroups,
         HEADDIM=headdim,
         DSTATE=dstate,
-        HAS_SCHEDULE=schedule is not None,
-        LAYOUTS=state_layout is not None,
+        HAS_SCHEDULE=rows.schedule is not None,
+        EITHER=states.axis_order is not None,
         HAS_D=D is not None,
         HAS_BIAS=dt_bias is not None,
-        HAS_Z=z is not None,
         SOFTPLUS=dt_softplus,
-        LIMITS=dt_limits is not None,
         INPUTS_EXACT=x.dtype != torch.float32,
-        STATE_EXACT=checkpoint.dtype != torch.float32,
+        STATE_EXACT=states.data.dtype != torch.float32,
         NATIVE=not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
         BLOCK_I=max(8, node_block),
         BLOCK_J=max(16, node_block),
-        BLOCK_W=max(16, triton.next_power_of_2(fold_threshold)) if fold_threshold else 0,
+        BLOCK_W=max(16, triton.next_power_of_2(window.fold_threshold)) if window.fold_threshold else 0,
         BLOCK_P=tiling.block_p,
         BLOCK_S=triton.next_power_of_2(dstate),
         PART=min(PART, triton.next_power_of_2(dstate)),
@@ -679,5 +565,5 @@ def mamba2_verify(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **({"maxnreg": tiling.max_registers} if tiling.max_registers else {}),
-    )
+    )  # fmt: skip
     return y

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference
-from mamba_mtp_kernels.mamba2.verify import Tiling, mamba2_verify
+from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify
 
 from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to
 from .case import Case, make_case
@@ -128,7 +128,7 @@ def test_dtypes(op, dtype, state_dtype, device):
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_output_in_model_dtype(op, dtype, device):
-    case = make_case(nodes=3, pending=[0, 6, 9], dtype=dtype, with_z=True, device=device)
+    case = make_case(nodes=3, pending=[0, 6, 9], dtype=dtype, device=device)
     expected, _ = case.clone().oracle()
     y = case.run(op)
     assert y.dtype == dtype and y.is_contiguous()
@@ -146,15 +146,14 @@ def test_sglang_views_strides_and_int64(op, device):
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize("limits", [None, (0.2, 0.9)])
 @pytest.mark.parametrize("softplus", [True, False])
 @pytest.mark.parametrize("parts", ["all", "none"])
-def test_optional_parts(op, limits, softplus, parts, device):
-    case = make_case(nodes=3, pending=[0, 5, 8], with_z=parts == "all", nheads=2, device=device)
-    case.dt_softplus, case.dt_limits = softplus, limits
+def test_optional_parts(op, softplus, parts, device):
+    case = make_case(nodes=3, pending=[0, 5, 8], nheads=2, device=device)
+    case.dt_softplus = softplus
     if parts == "none":
         case.tensors["D"] = case.tensors["dt_bias"] = None
-    if not softplus and limits is None:
+    if not softplus:
         case.tensors["dt"] = case.tensors["dt"].abs()  # negative steps would grow without bound
         if case.tensors["dt_bias"] is not None:
             case.tensors["dt_bias"] = case.tensors["dt_bias"].abs()
@@ -291,7 +290,7 @@ def test_errors_name_the_argument(device):
         bad = case.clone()
         bad.tensors["A"] = torch.ones(4, 12, 16, device=device)
         bad.run(mamba2_verify)
-    with pytest.raises(ValueError, match="C must be >= "):
+    with pytest.raises(ValueError, match=r"order: capacity 14, expected at least 7 \+ 2 \* 4"):
         bad = case.clone()
         bad.books.fold_threshold = 7
         bad.run(mamba2_verify)
@@ -303,6 +302,14 @@ def test_errors_name_the_argument(device):
         bad = case.clone()
         bad.tensors["window_dt"] = bad.tensors["window_dt"][:, 1:]
         bad.run(mamba2_verify)
+    for op in (mamba2_verify, mamba2_verify_reference):
+        with pytest.raises(ValueError, match="65 nodes, the ancestor mask holds 64"):
+            bad = case.clone()
+            bad.books.ancestors = torch.zeros(3, 65, dtype=torch.int64, device=device)
+            bad.books.parents = bad.books.ancestors.int()
+            for name in ("x", "dt", "B", "C"):
+                bad.tensors[name] = bad.tensors[name][:1].expand(3 * 65, *bad.tensors[name].shape[1:])
+            bad.run(op)
 
 
 def test_ops_for():
