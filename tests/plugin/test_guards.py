@@ -11,6 +11,8 @@ from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
 
+from ..arguments import arguments_read
+
 
 def arguments(**changed) -> SimpleNamespace:
     """Resolved arguments of an ordinary speculative server."""
@@ -59,6 +61,7 @@ REFUSED = [
     ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout True"),
     ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache True"),
     ({"enable_lmcache": True}, "--enable-lmcache True"),
+    ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
     ({"enable_streaming_session": True}, "--enable-streaming-session True"),
     ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap True"),
     ({"use_ray": True}, "--use-ray True"),
@@ -69,11 +72,6 @@ REFUSED = [
         "--cuda-graph-backend-decode breakable",
     ),
 ]
-
-if startup.has_external_cache_linker():
-    REFUSED.append(
-        ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
-    )
 
 REFUSED_WITH_OWN_VERIFY = [
     ({"linear_attn_verify_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
@@ -130,6 +128,12 @@ def test_a_missing_argument_is_refused_not_ignored():
         guards.declined(args, COMMON)
 
 
+def test_an_argument_that_only_some_versions_have_may_be_missing():
+    args = arguments()
+    del args.enable_unified_cache_external_linker
+    assert guards.declined(args, COMMON) == []
+
+
 def test_check_lists_everything_and_the_off_switch(monkeypatch):
     monkeypatch.setattr(startup, "resolved", lambda args: args)
     with pytest.raises(MtpError) as caught:
@@ -144,13 +148,5 @@ def test_arguments_exist_in_this_sglang(sglang):
     from sglang.srt.server_args import ServerArgs
 
     fields = getattr(ServerArgs, "__dataclass_fields__", None) or getattr(ServerArgs, "__struct_fields__", ())
-    read = set()
-
-    class Recorder:
-        def __getattr__(self, name):
-            read.add(name)
-            return 1
-
-    for guard in COMMON + OWN_VERIFY:
-        guard.value(Recorder())
+    read = arguments_read(guard for guard in COMMON + OWN_VERIFY if not guard.optional)
     assert read and read <= set(fields), read - set(fields)
