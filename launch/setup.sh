@@ -11,6 +11,7 @@ declare -A SGLANG_RUNS_IN=([0.5.18]=0.5.17 [0.5.19]=0.5.17 [0.5.20]=0.5.17 [0.5.
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }
+misuse() { printf '%s\n' "$*" >&2; exit 2; } # wrong flags, as argparse ends
 
 find_python() {
     local candidate
@@ -38,7 +39,7 @@ find_uv() {
 
 setup_environment() {
     local version="$1" lock="$ROOT/requirements/sglang-$1.txt" env="$ROOT/.venvs/$1" python uv stamp started
-    [ -f "$lock" ] || die "SGLang version '$version' has no lock file; supported: ${SGLANG_VERSIONS[*]}"
+    [ -f "$lock" ] || misuse "SGLang version '$version' has no lock file; supported: ${SGLANG_VERSIONS[*]}"
     PYTHON="$env/bin/python"
     stamp="$(cat "$lock" "$ROOT/pyproject.toml" | sha256sum | cut -d' ' -f1) $ROOT"
     if [ -x "$PYTHON" ] && [ "$(cat "$env/.complete" 2>/dev/null)" = "$stamp" ]; then

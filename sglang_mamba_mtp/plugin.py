@@ -49,6 +49,7 @@ def _register() -> None:
             raise
         _stay_out_of(str(error))
         return
+    version.require_matching_kernels()
     cpu.install()  # first: it puts in place what importing SGLang needs on a machine without a GPU
 
     from .hooks import flags, registry

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from sglang_mamba_mtp.guards import Decline
 
+#: What the others are looked at for; any argument not named here is 1.
+VALUES = {"page_size": 64, "speculative_adaptive_config": None}
+
 
 def arguments_read(decline: Iterable[Decline]) -> set[str]:
     """The server arguments that the guards look at, whatever the algorithm."""
@@ -17,7 +20,7 @@ def arguments_read(decline: Iterable[Decline]) -> set[str]:
 
         def __getattr__(self, name: str) -> object:
             read.add(name)
-            return self._algorithm if name == "speculative_algorithm" else 1 if name != "page_size" else 64
+            return VALUES.get(name, self._algorithm if name == "speculative_algorithm" else 1)
 
     for guard in decline:
         for algorithm in ("EAGLE", "NGRAM"):

@@ -18,6 +18,10 @@ def _same(path: str, parameters: str, *former: str) -> Surface:
     return Surface(path, (tuple(parameters.split()),), former)
 
 
+def _either(path: str, *parameters: str) -> Surface:
+    return Surface(path, tuple(tuple(names.split()) for names in parameters))
+
+
 def _read(owner: str, names: str) -> tuple[Names]:
     return (Names(owner, tuple(names.split())),)
 
@@ -37,6 +41,7 @@ _POOLS = "sglang.srt.mem_cache.memory_pool"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter"
 _OVERRIDES = "sglang.srt.arg_groups.overrides"
 _CONTEXT = "sglang.srt.runtime_context"
 _FORWARD = "sglang.srt.model_executor.forward_batch_info"
@@ -64,10 +69,22 @@ HOOKED: dict[str, Surface] = {
         f"{_COMPONENTS}.mamba_component:MambaComponent.prepare_for_caching_req",
     ),
     "accept_grammar": _same(f"{_RESULTS}._accept_grammar_tokens", "self req tokens"),
+    "prefill_result": _same(f"{_RESULTS}.process_batch_result_prefill", "self batch result"),
+    "release": _either(
+        "sglang.srt.mem_cache.common:release_kv_cache", "req tree_cache is_insert", "req tree_cache checkpoint"
+    ),
     "lazy_prepare": _same(
         f"{_SCHEDULE}:ScheduleBatch.mamba_lazy_spec_prepare", "self mamba_track_interval max_draft_tokens"
     ),
     "track_indices": _same(f"{_SCHEDULE}:set_mamba_track_indices_from_reqs", "batch track_positions"),
+    "metrics_reporter": _same(f"{_REPORTER}.__post_init__", "self"),
+    "report_decode_stats": _either(
+        f"{_REPORTER}.report_decode_stats",
+        "self can_run_cuda_graph running_batch num_correct_drafts",
+        "self can_run_cuda_graph running_batch num_generated_tokens",
+    ),
+    "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
+    "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
@@ -109,10 +126,13 @@ RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_POOLS}:MambaPool.get_cpu_copy", "self indices"),
     _same(f"{_POOLS}:MambaPool.load_cpu_copy", "self mamba_cache_cpu indices"),
     _same(f"{_POOLS}:HybridReqToTokenPool.mamba2_layer_index", "self layer_id"),
+    _same(f"{_POOLS}:HybridReqToTokenPool.get_mamba_indices", "self req_indices"),
     _same(f"{_KVC}._calculate_mamba_ratio", "self"),
     _same(f"{_SCHEDULE}:mamba_lazy_spec_in_window", "req mamba_track_interval max_draft_tokens"),
     _same(f"{_CONTEXT}:RuntimeContext.override", "self source fields"),
     _same("sglang.srt.configs.hybrid_arch:mambaish_config", "model_config"),
+    _same("sglang.srt.configs.model_config:ModelConfig.get_total_num_kv_heads", "self"),
+    _same("sglang.srt.speculative.adaptive_spec_params:resolve_candidate_steps_from_config", "cfg_path"),
     _same("sglang.srt.utils.common:rank0_log", "msg"),
     _same(f"{_REGISTRY}:HookRegistry.register", "cls target hook hook_type source"),
     _same(f"{_REGISTRY}:HookRegistry.apply_hooks", "cls"),
@@ -125,7 +145,11 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.plugins", "load_plugins"),
     _read(_REGISTRY, "HookRegistry HookType"),
     _read(f"{_REGISTRY}:HookType", "BEFORE AFTER AROUND"),
-    _read("sglang.benchmark.one_batch", "cli_main"),
+    _read("sglang.benchmark.one_batch", "cli_main load_model prepare_synthetic_inputs_for_latency_test np"),
+    _read(
+        "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch",
+        "_mamba_ssu_backend initialize_mamba_selective_state_update_backend",
+    ),
     # arguments and the model
     _read("sglang.srt.server_args", "ServerArgs"),
     _read(_OVERRIDES, "resolved_view"),
@@ -136,11 +160,11 @@ READ: tuple[tuple[Names, ...], ...] = (
         ("sglang.srt.configs.hybrid_arch", "hybrid_kda_config"),
         ("sglang.srt.configs.hybrid_arch", "kimi_linear_config"),
     ),
-    _read("sglang.srt.configs.qwen3_next:Qwen3NextConfig", "mamba2_cache_params"),
-    _read("sglang.srt.configs.nemotron_h:NemotronHConfig", "mamba2_cache_params"),
+    _read("sglang.srt.configs.qwen3_next:Qwen3NextConfig", "mamba2_cache_params full_attention_layer_ids"),
+    _read("sglang.srt.configs.nemotron_h:NemotronHConfig", "mamba2_cache_params full_attention_layer_ids"),
     _read("sglang.srt.configs.mamba_utils:Mamba2CacheParams", "shape layers"),
     _read("sglang.srt.configs.mamba_utils:Mamba2StateShape", "conv temporal num_k_heads_per_tp"),
-    _read("sglang.srt.configs.model_config:ModelConfig", "dtype"),
+    _read("sglang.srt.configs.model_config:ModelConfig", "dtype vocab_size head_dim v_head_dim"),
     _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
     _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram"),
     # pools and their sizes
@@ -157,7 +181,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read(
         "sglang.srt.model_executor.model_runner:ModelRunner",
         "is_draft_worker model_config server_args spec_algorithm model dtype req_to_token_pool attn_backend "
-        "decode_attn_backend_group",
+        "decode_attn_backend_group device gpu_id max_running_requests kv_cache_dtype kv_cache_configurator",
     ),
     _read(_HL, "Mamba2AttnBackend"),
     _read(_GDN, "GDNAttnBackend"),
@@ -220,13 +244,17 @@ READ: tuple[tuple[Names, ...], ...] = (
         "has_initial_states prep_initial_states chunk_size chunk_indices chunk_offsets",
     ),
     _first_of((_CONTEXT, "mamba_cache_chunk_size"), (_ARGUMENTS, "mamba_cache_chunk_size")),
-    _read(_CONTEXT, "get_server_args"),
+    _read(_CONTEXT, "get_server_args get_parallel"),
     _first_of((f"{_HL}:MambaAttnBackendBase", "mamba_chunk_size"), (f"{_HL}:MambaAttnBackendBase", "")),
     # requests and the radix cache
     _read(
-        f"{_SCHEDULE}:ScheduleBatch", "reqs mamba_track_mask mamba_track_indices mamba_lazy_spec_track_positions_cpu"
+        f"{_SCHEDULE}:ScheduleBatch",
+        "reqs req_pool_indices decoding_reqs spec_algorithm mamba_track_mask mamba_track_indices "
+        "mamba_lazy_spec_track_positions_cpu",
     ),
-    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert"),
+    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen"),
+    _first_of((f"{_SCHEDULE}:Req", "kv_committed_len"), (f"{_SCHEDULE}:ReqKvInfo", "kv_committed_len")),
+    _first_of((f"{_SCHEDULE}:Req", "owned_kv_len"), (f"{_SCHEDULE}:Req", "effective_kv_committed_len")),
     _first_of((f"{_SCHEDULE}:Req", "mamba_pool_idx"), (f"{_SCHEDULE}:ReqKvInfo", "mamba_pool_idx")),
     _first_of(
         (f"{_SCHEDULE}:Req", "mamba_ping_pong_track_buffer mamba_next_track_idx mamba_last_track_seqlen"),
@@ -242,6 +270,16 @@ READ: tuple[tuple[Names, ...], ...] = (
         (f"{_COMPONENTS}.mamba:MambaComponent", "_select_finished_checkpoint"),
         (f"{_COMPONENTS}.mamba:MambaComponent", ""),
     ),
+    # statistics
+    _read(
+        _REPORTER,
+        "scheduler metrics_collector spec_num_forward_ct spec_num_accept_tokens is_stats_logging_rank "
+        "current_scheduler_metrics_enabled",
+    ),
+    _read("sglang.srt.managers.scheduler:Scheduler", "tp_worker running_batch metrics_reporter"),
+    _read("sglang.srt.managers.tp_worker:TpModelWorker", "model_runner"),
+    _read("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector", "labels"),
+    _read("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "internal_state"),
 )
 
 #: Server arguments that are read or decided, beside those of the guards.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import triton
-from mamba_mtp_kernels.gdn.slots import default_config
+from mamba_mtp_kernels.gdn.verify_slots import default_config
 from mamba_mtp_kernels.mamba2.arguments import stock_tiling
 
 from sglang_mamba_mtp.compat.version import numbers
@@ -63,5 +63,5 @@ def launch_of(sources: Sources, *, hopper: bool) -> Callable[[int], tuple[int, i
 def test_gdn_tiles_are_those_of_the_version(each, hopper):
     stock = launch_of(sources_of(each), hopper=hopper)
     for batch in (1, 64, 65, 256):
-        ours = default_config(batch=batch, dims=(128, 128), layouts=False, hopper=hopper, sglang=numbers(each))
+        ours = default_config(batch=batch, dims=(128, 128), either=False, hopper=hopper, sglang=numbers(each))
         assert stock(batch) == (ours.block_v, 1), batch

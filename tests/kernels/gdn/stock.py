@@ -45,7 +45,7 @@ def _divided_by_norm(x):
 def normalise_as(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give our kernel x / n where that is stock's, up to 0.5.21: only on a GPU is it x * (1 / n) to the last bit."""
     if "b_k / (tl.sqrt(" in inspect.getsource(module):
-        monkeypatch.setattr("mamba_mtp_kernels.gdn.slots._normalised", _divided_by_norm)
+        monkeypatch.setattr("mamba_mtp_kernels.gdn.verify_slots._normalised", _divided_by_norm)
 
 
 def stock_verify(module: ModuleType, case: SlotsCase) -> tuple[torch.Tensor, torch.Tensor]:
