@@ -5,8 +5,8 @@ A row starts from the state in its read slot, wherever its last verify left it; 
 
 Outputs and states are bit for bit those of SGLang's fused_sigmoid_gating_recurrent.py in target verify, whose
 arithmetic this kernel follows operation by operation: a column of state per lane group in one warp, float32 throughout;
-along a chain the state stays in registers, in a tree a node continues from its parent's state as stored. SGLang 0.5.17
-divides q and k by their norms where 0.5.23 multiplies by the norm's reciprocal; on a GPU both are that product.
+along a chain the state stays in registers, in a tree a node continues from its parent's state as stored. Up to 0.5.21
+SGLang divides q and k by their norms, later it multiplies by the norm's reciprocal; on a GPU both are that product.
 
 Shapes: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py). One program does one (row,
 value head, tile of values), all nodes: nobody else reads or writes its part of any slot.
@@ -131,7 +131,7 @@ def default_config(
     """The configuration gdn_verify_slots uses: dims (K, V); either: slots may lie in either axis order;
     hopper: compute 9.x; sglang: the version whose bits are wanted.
 
-    SGLang's rule, which 0.5.23 changed, so that the compiler meets the tiles whose sums it is to repeat: on an H100 a
+    SGLang's rule, which 0.5.22 changed, so that the compiler meets the tiles whose sums it is to repeat: on an H100 a
     chain of narrow tiles sums otherwise than one of wide tiles. The columns of a wide tile that may be turned take more
     registers than there are.
     """
@@ -140,7 +140,7 @@ def default_config(
         return SlotsConfig(min(triton.next_power_of_2(value), 32))
     if either:
         return SlotsConfig(8)
-    return SlotsConfig(4 if hopper and batch <= 64 and sglang >= (0, 5, 23) else 32)
+    return SlotsConfig(4 if hopper and batch <= 64 and sglang >= (0, 5, 22) else 32)
 
 
 def constants_for(

@@ -7,13 +7,6 @@ from typing import Any
 
 from ..costs.weights import ModelSize, model_size
 from ..names import GDN, MAMBA2
-from .version import version_numbers
-
-
-def has_external_cache_linker() -> bool:
-    """Whether SGLang has `--enable-unified-cache-external-linker`."""
-    return version_numbers() >= (0, 5, 23)
-
 
 # -------------------------------------------------------------------------------------------------- server arguments
 
@@ -28,7 +21,7 @@ def resolved(server_args: Any) -> Any:
 def decide(server_args: Any, source: str, **fields: Any) -> None:
     """Set resolved values while SGLang resolves its arguments.
 
-    Up to 0.5.17 resolution writes to the record itself; later the record is sealed and decisions are declared.
+    Up to 0.5.18 resolution writes to the record itself; later the record is sealed and decisions are declared.
     """
     overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
     declare = getattr(overrides, "declare_resolution", None)
