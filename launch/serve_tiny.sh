@@ -17,7 +17,7 @@ arguments=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --version | --model | --python)
-            [ $# -gt 1 ] || die "$1 needs a value"
+            [ $# -gt 1 ] || misuse "$1 needs a value"
             case "$1" in --version) version="$2" ;; --model) model="$2" ;; --python) PYTHON="$2" ;; esac
             shift 2 ;;
         --plain) speculate=(); shift ;;
@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 case "$model" in gdn | mamba2) model="$ROOT/launch/models/tiny-$model" ;; esac
-[ -f "$model/config.json" ] || die "--model: $model has no config.json"
+[ -f "$model/config.json" ] || misuse "--model: $model has no config.json"
 
 if [ -n "$PYTHON" ]; then . "$ROOT/launch/demo/use_python.sh"; else setup_environment "$version"; fi
 if [ -e /dev/nvidiactl ]; then

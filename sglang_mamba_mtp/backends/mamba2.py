@@ -49,7 +49,7 @@ class Mamba2Backend(MtpLinearBackend, Mamba2AttnBackend):
 class SnapshotMamba2(Mamba2Backend):
     """SGLang's Mamba2 verify, for models too that forget to ask for the one convolution it works with.
 
-    Falcon-H1 does up to 0.5.17 and dies in its first verify; later it asks as we do here.
+    Falcon-H1 does up to 0.5.21 and dies in its first verify; later it asks as we do here.
     """
 
     def forward(
@@ -136,8 +136,6 @@ class VerifyMamba2(TargetVerify, Mamba2Backend):
             D=mixer.D,
             dt_bias=mixer.dt_bias,
             dt_softplus=True,
-            dt_limits=None,
-            z=None,
             out=scored[:tokens].view(tokens, heads, mixer.head_dim),
         )
         return scored

@@ -1,10 +1,14 @@
-"""Which SGLang is installed, and whether the plugin supports it. Works where SGLang is missing."""
+"""Which SGLang is installed, and whether the plugin supports it; whether our kernels are of the plugin's version. Works
+where SGLang is missing."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
+from pathlib import Path
 
+from .. import __version__
 from ..errors import MtpError
 
 SUPPORTED_MIN = (0, 5, 17)
@@ -47,8 +51,36 @@ def require_supported_version() -> str:
     if version is None:
         raise MtpError(f"SGLang is not installed; this plugin needs {SUPPORTED}")
     if not is_supported(version):
-        raise MtpError(
-            f"SGLang {version} is installed; this plugin supports {SUPPORTED}. Install a supported version, or "
-            f"uninstall sglang-mamba-mtp (or leave it out of SGLANG_PLUGINS) to serve without it"
-        )
+        raise MtpError(f"SGLang {version} is installed; this plugin supports {SUPPORTED}")
     return version
+
+
+def require_matching_kernels() -> None:
+    """The kernels lie in a package of their own, which an older installation or ``PYTHONPATH`` may bring.
+
+    Raises
+        MtpError: `mamba_mtp_kernels` is missing or of another version than the plugin; the message says where each is.
+    """
+    found, where = _kernels()
+    if found != __version__:
+        raise MtpError(
+            f"the plugin is {__version__} ({Path(__file__).parents[1]}), its kernels are {found} ({where}): they come "
+            f"from two installations. Uninstall sglang-mamba-mtp until no copy is left, look for an older one on "
+            f"PYTHONPATH, then install it once"
+        )
+
+
+def _kernels() -> tuple[str, str]:
+    """Version and folder of the `mamba_mtp_kernels` that would be used, as text for people."""
+    try:
+        # A namespace package: installed twice it has two folders, and the first one that has a module gives it.
+        folder = Path(next(iter(importlib.import_module("mamba_mtp_kernels").__path__)))
+    except ModuleNotFoundError:
+        return "missing", "there is no package mamba_mtp_kernels"
+    try:
+        version = importlib.import_module("mamba_mtp_kernels.version")
+    except ModuleNotFoundError:
+        return "older than any with a version", str(folder)
+    if Path(str(version.__file__)).parent != folder:
+        return "older than any with a version", f"{folder}, before {Path(str(version.__file__)).parent}"
+    return version.__version__, str(folder)

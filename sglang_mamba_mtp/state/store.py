@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import common, conv1d
+from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
+from .counts import Counts
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
+        counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)
@@ -89,6 +93,10 @@ class DraftStore(ABC):
     def ancestors(self, batch: VerifyBatch) -> torch.Tensor:
         """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
         return self._per_node(self._ancestors, batch)
+
+    def rows(self, batch: VerifyBatch) -> Rows:
+        """The running verify as the kernels take it: its rows and their draft trees."""
+        return Rows(batch.slots, batch.rows, parents=self.parents(batch), ancestors=self.ancestors(batch))
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         if batch.size > self._max_batch or batch.nodes > self.nodes:
@@ -161,8 +169,8 @@ class DraftStore(ABC):
     def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
         """Launch everything beside the verify itself once for each way in which it will be called, on padding alone.
 
-        A kernel is compiled when it is first launched, which takes a second; whoever waits for it is every rank.
-        Capturing graphs launches the verify, and nothing of what follows it. ``lengths`` are the draft lengths that
+        A kernel is compiled when it is first launched, and every rank waits for the slowest. Capturing graphs launches
+        the verify, and nothing of what follows it. ``lengths`` are the draft lengths that
         will be met, ``tracked`` says whether commits write snapshots. No state and no bookkeeping changes.
         """
         device = self.states.device

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,3 +21,12 @@ def model(tmp_path: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends within five seconds, if it has not yet."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False

@@ -9,9 +9,9 @@ import pytest
 from mtp_demo import options, report
 from mtp_demo import run as demo_run
 from mtp_demo.compare import Difference, Verdict
+from mtp_demo.interrupt import Interrupted
 from mtp_demo.run import find_failures
 from mtp_demo.server import ServerError
-from rich.console import Console
 
 from .builders import answer, outcome, run
 
@@ -51,11 +51,11 @@ def test_speculation_that_never_happened_is_a_failure(parsed):
 
 
 def test_the_table_shows_every_figure(parsed):
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(report.table(parsed, outcome(PLAIN, GOOD, verdicts=[WRONG])))
-    text = console.export_text()
+    text = report.table(parsed, outcome(PLAIN, GOOD, verdicts=[WRONG]))
     for figure in ("1.000", "accept length", "2.00", "tokens/s", "1 of 2, 1 WRONG", "9,000 B", "1,000 B", "160 of 200"):
         assert figure in text, figure
+    rows = [line for line in text.splitlines() if line.startswith(("accuracy", "accept", "tokens/s", "server"))]
+    assert len({len(row) for row in rows}) == 1, "columns are not aligned"
 
 
 def test_ties_are_counted_where_they_may_be(model):
@@ -95,6 +95,8 @@ def test_the_json_of_a_failure(parsed):
         (outcome(PLAIN, GOOD), main.PASSED),
         (outcome(PLAIN, GOOD, verdicts=[WRONG], failures=["request 1 differs"]), main.FAILED),
         (ServerError("the server ended with status 1\n--- the end of log [x]"), main.SERVER_FAILED),
+        (Interrupted(2), 130),
+        (Interrupted(15), 143),
     ],
 )
 def test_the_exit_status(model, tmp_path, monkeypatch, result, status):
@@ -103,13 +105,30 @@ def test_the_exit_status(model, tmp_path, monkeypatch, result, status):
             pass
 
         def __call__(self):
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 raise result
             return result
 
     monkeypatch.setattr(demo_run, "ModelRun", Fake)
-    monkeypatch.setattr(main.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(main.interrupt, "catch", lambda: None)
     path = tmp_path / "r.json"
     arguments = ["--model", str(model), "--device", "cpu", "--json", str(path), "--logs", str(tmp_path / "logs")]
     assert main.main(arguments) == status
-    assert json.loads(path.read_text())["passed"] is (status == main.PASSED)
+    content = json.loads(path.read_text())
+    assert content["passed"] is (status == main.PASSED)
+    assert content["interrupted"] == {130: "SIGINT", 143: "SIGTERM"}.get(status)
+    if isinstance(result, BaseException):
+        assert str(result) in content["errors"][0]
+
+
+def test_a_fault_of_the_demo_itself_is_in_the_json(model, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise KeyError("meta_info")
+
+    monkeypatch.setattr(demo_run, "ModelRun", broken)
+    monkeypatch.setattr(main.interrupt, "catch", lambda: None)
+    path = tmp_path / "r.json"
+    with pytest.raises(KeyError):
+        main.main(["--model", str(model), "--json", str(path), "--logs", str(tmp_path)])
+    content = json.loads(path.read_text())
+    assert content["errors"] == ["KeyError: 'meta_info'"] and not content["passed"]

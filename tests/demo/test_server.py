@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from mtp_demo.server import Server, ServerError, free_port, server_environment
+from mtp_demo.server import Server, ServerError, free_port, require_health, server_environment
+
+from .conftest import gone
 
 SERVES = """
 import http.server, json, subprocess, sys
@@ -24,7 +25,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
-HANGS = "import time; print('loading', flush=True); time.sleep(600)"
+HANGS = "import time; print('Load weight begin', flush=True); time.sleep(600)"
 DIES = "print('[rank 0] no such model', flush=True); raise SystemExit(7)"
 
 
@@ -41,19 +42,12 @@ def make(tmp_path):
         server.stop()
 
 
-def gone(pid: int) -> bool:
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_a_server_is_waited_for_asked_and_stopped_with_its_children(make):
     server = make(SERVES)
     server.start(timeout=60)
-    child = int(server.last_line().split()[1])
+    child = int(server.log.read_text().split()[1])
     assert psutil.pid_exists(child)
+    require_health(server.port, "")
     assert server.get("/server_info") == {"path": "/server_info"}
     with pytest.raises(ServerError, match="HTTP 404"):
         server.get("/nothing")
@@ -71,9 +65,37 @@ def test_a_server_that_dies_shows_its_log(make):
 
 def test_a_server_that_hangs_is_given_up(make):
     heard = []
-    with pytest.raises(ServerError, match=r"within 2 s(.|\n)*loading"):
-        make(HANGS).start(timeout=2, on_wait=lambda seconds, line: heard.append(line))
-    assert "loading" in heard
+    with pytest.raises(ServerError, match=r"within 2 s(.|\n)*Load weight begin"):
+        make(HANGS).start(timeout=2, on_wait=lambda seconds, stage: heard.append(stage))
+    assert "loading weights" in heard
+
+
+def test_a_port_without_a_server_is_told():
+    port = free_port()
+    with pytest.raises(ServerError, match=rf"no server answers at \S+:{port}/health: .*refused.*; start one"):
+        require_health(port, "start one")
+
+
+def test_an_interrupted_stop_still_kills(make):
+    server = make("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); " + HANGS)
+    with pytest.raises(ServerError, match="within 1 s"):
+        server.start(timeout=1)
+    process = server._process
+
+    class Impatient(Exception):
+        pass
+
+    def ring(number, frame):
+        raise Impatient
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(Impatient):
+            server.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_server_does_not_outlive_the_demo(tmp_path):

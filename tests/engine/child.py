@@ -89,6 +89,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         released_bytes=feeder.released_bytes,
         kept=saver.kept(tensors_behind(pool)),
         graphs=recorder.graphs,
+        ended_as_tails=recorder.ended_as_tails,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
     )

@@ -115,7 +115,8 @@ class Result:
     ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
-    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph.
+    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
+    ended with a token they decoded in a prefill's batch (mixed chunks).
     """
 
     spec: EngineSpec
@@ -135,6 +136,7 @@ class Result:
     compiled: list[str]
     compiled_late: list[str]
     graphs: int
+    ended_as_tails: int
     seconds_to_build: float
     seconds_to_run: float
     log: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -14,24 +15,28 @@ from sglang_mamba_mtp.state.store import INDEX_DTYPES, WARM_SIZES
 LENGTHS = (1, 4)
 
 EXPECTED = {
-    "replay": {"build_tree", "commit_window", "commit_conv", "fold"},
+    "replay": {"build_tree", "commit_window", "commit_conv", "fold", "move_states"},
     "slots": {"build_tree", "place_nodes", "commit_slots", "newest_slots", "forget_inputs", "move_states"},
 }
 
 
 class Calls(list):
-    """Calls of ops: the op's name, and the tensors of it that hold slots."""
+    """Calls of ops: the op's name, and the tensors of its arguments that hold slots."""
 
     def record(self, name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.append((name, {key: value for key, value in kwargs.items() if key.endswith("slots")}))
+            parts = [vars(argument) for argument in args if dataclasses.is_dataclass(argument)]
+            named = {key: value for part in (*parts, kwargs) for key, value in part.items()}
+            self.append(
+                (name, {key: value for key, value in named.items() if key.endswith("slots") or key in ("src", "dst")})
+            )
             return op(*args, **kwargs)
 
         return run
 
     def watch(self, pool: Any) -> None:
         """Record what the pool's store and axis orders call from now on."""
-        for owner, name in ((pool.store, "_common"), (pool.store, "_conv"), (pool.axis_orders, "_ops")):
+        for owner, name in ((pool.store, "_common"), (pool.store, "_conv"), (pool.axis_orders, "_ops"), (pool, "_ops")):
             ops = getattr(owner, name)
             setattr(owner, name, type(ops)(*(self.record(*op) for op in zip(ops._fields, ops, strict=True))))
         if hasattr(pool.store, "_fold"):
@@ -77,7 +82,7 @@ def test_everything_on_padding_alone(opened, tracked):
     assert calls.names() == expected
     for name, slots in calls:
         for argument, tensor in slots.items():
-            if tensor is not None and argument not in ("write_slots", "read_slots"):
+            if tensor is not None:
                 assert int(tensor.max()) <= 0, f"{name}: {argument} {tensor.tolist()}"
     for now, then in zip(contents(pool), before, strict=True):
         assert torch.equal(now, then)
@@ -89,7 +94,7 @@ def test_sizes_and_dtypes(opened):
     calls = Calls()
     calls.watch(pool)
     pool.warm_up(LENGTHS, tracked=True)
-    settles = {"replay": ("fold", "src_slots"), "slots": ("newest_slots", "slots")}[mode]
+    settles = {"replay": ("fold", "src"), "slots": ("newest_slots", "slots")}[mode]
     seen = {(slots[settles[1]].shape[0], slots[settles[1]].dtype) for name, slots in calls if name == settles[0]}
     assert seen == set(itertools.product(WARM_SIZES, INDEX_DTYPES))
 

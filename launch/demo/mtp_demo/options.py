@@ -126,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="bash launch/demo.sh [flags]",
         description="Serve the tiny models with the plugin, ask held-out word problems without and with speculation, "
         "and compare. Exits 0 if accuracy and outputs are as they must be, 1 if not, 2 for wrong flags, 3 if a server "
-        "fails. Of the script itself: --version X (SGLang version), --python PATH (this interpreter, no set-up).",
+        "fails, 128 + N after signal N (Ctrl-C: 130). Of the script itself: --version X (SGLang version), --python "
+        "PATH (this interpreter, no set-up).",
     )
     add = parser.add_argument
     add("--model", action="append", metavar="gdn|mamba2|PATH", help="default: every model under launch/models")

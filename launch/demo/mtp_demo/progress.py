@@ -1,70 +1,95 @@
-"""Progress people can see: a live line on a terminal, a plain line now and then elsewhere (CI logs)."""
+"""Progress people can see: a live line on a terminal, a plain line now and then elsewhere (CI logs).
+
+Standard library only: with ``--python`` the interpreter has what SGLang needs, and nothing of ours.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Live
+from typing import TextIO
 
 EVERY_SECONDS = 10.0
-LINE_WIDTH = 90
+_STYLES = {"bold": "1", "good": "1;32", "bad": "1;31"}
+_CLEAR = "\r\033[K"
 
 
 class Progress:
-    """Shows what the demo is waiting for on ``console``."""
+    """Shows on ``stream`` (standard output) what the program is waiting for."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._lock = threading.Lock()
 
-    def say(self, text: str) -> None:
-        """One line that stays."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+    def say(self, text: str, style: str | None = None) -> None:
+        """One line that stays. style: bold, good or bad, on a terminal."""
+        if style is not None and self.live and "NO_COLOR" not in os.environ:
+            text = f"\033[{_STYLES[style]}m{text}\033[0m"
+        with self._lock:
+            self.stream.write(f"{_CLEAR if self.live else ''}{text}\n")
+            self.stream.flush()
 
     @contextlib.contextmanager
     def waiting(self, title: str) -> Iterator[Callable[[float, str], None]]:
-        """Yields ``show(seconds, line)``: how long it has taken, and the last thing heard."""
-        if not self.console.is_terminal:
+        """Yields ``show(seconds, stage)``: how long it has taken, and what is being done now.
+
+        A terminal shows both in place; elsewhere every new stage is a line, and a long one says every
+        `EVERY_SECONDS` that it goes on.
+        """
+        spinner = itertools.cycle("|/-\\")
+        heard, shown = "", 0.0
+
+        def show(seconds: float, stage: str) -> None:
+            nonlocal heard, shown
+            if self.live:
+                self._draw(f"{next(spinner)} {title}: {stage}, {seconds:.0f} s")
+            elif stage != heard or seconds - shown >= EVERY_SECONDS:
+                self.say(f"  {seconds:4.0f} s  {stage if stage != heard else '...'}")
+                heard, shown = stage, seconds
+
+        if not self.live:
             self.say(title)
-            shown, heard = 0.0, ""
-
-            def show(seconds: float, line: str) -> None:
-                nonlocal shown, heard
-                if seconds - shown >= EVERY_SECONDS:
-                    shown, news = seconds, "" if line == heard else f": {escape(line[:LINE_WIDTH])}"
-                    heard = line
-                    self.say(f"  {seconds:.0f} s{news}")
-
+        with self._cleared():
             yield show
-            return
-        heard = TextColumn("[dim]{task.fields[line]}")
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), heard)
-        with Live(*columns, console=self.console, transient=True) as live:
-            task = live.add_task(title, total=None, line="")
-            yield lambda seconds, line: live.update(task, line=escape(line[:LINE_WIDTH]))
 
     @contextlib.contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[], None]]:
         """Yields ``step()``, to be called ``total`` times, from any thread."""
-        if not self.console.is_terminal:
-            lock, done, shown = threading.Lock(), 0, time.monotonic()
+        lock, done = threading.Lock(), 0
+        began = shown = time.monotonic()
 
-            def step() -> None:
-                nonlocal done, shown
-                with lock:
-                    done += 1
-                    if done == total or time.monotonic() - shown >= EVERY_SECONDS:
-                        shown = time.monotonic()
-                        self.say(f"  {title}: {done} of {total}")
+        def step() -> None:
+            nonlocal done, shown
+            with lock:
+                done += 1
+                now = time.monotonic()
+                if self.live:
+                    self._draw(f"  {title}: {done} of {total}, {now - began:.0f} s")
+                elif done == total or now - shown >= EVERY_SECONDS:
+                    shown = now
+                    self.say(f"  {title}: {done} of {total}")
 
+        with self._cleared():
             yield step
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Live(*columns, console=self.console, transient=True) as live:
-            task = live.add_task(title, total=total)
-            yield lambda: live.advance(task)
+
+    def _draw(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        with self._lock:
+            self.stream.write(_CLEAR + text[:width])
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def _cleared(self) -> Iterator[None]:
+        """The live line is gone afterwards, whatever happens."""
+        try:
+            yield
+        finally:
+            if self.live:
+                self._draw("")

@@ -11,11 +11,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from . import machine
 from .client import Answer
+from .interrupt import Interrupted
 from .options import ROOT, Options
 from .run import Outcome, Run
 
@@ -23,32 +21,30 @@ SCHEMA = 1
 COMMAND = "DEMO_COMMAND"  # what was typed, set by launch/demo.sh
 
 
-def table(options: Options, outcome: Outcome) -> Table:
-    """The figures of one model."""
+def table(options: Options, outcome: Outcome) -> str:
+    """The figures of one model, a line each under a title."""
     runs = (outcome.plain, outcome.speculative)
-    title = f"{outcome.model.name} on {options.device}, {options.dtype}; {options.speculation.text}"
-    figures = Table(title=title, title_justify="left")
-    figures.add_column("")
-    figures.add_column("no speculation", justify="right")
-    figures.add_column("speculation", justify="right")
-
-    def row(name: str, *cells: str) -> None:
-        figures.add_row(name, *map(escape, cells))
-
-    row("accuracy", *(f"{run.accuracy:.3f}" for run in runs))
-    row("accept length", "1", _number(outcome.speculative.batch.accept_length))
-    row("tokens/s", *(f"{run.batch.tokens_per_second:.1f}" for run in runs))
-    row("identical to no speculation", "", identical_text(options, outcome))
-    row("speculative state", *(_bytes(run.state.total if run.state else None) for run in runs))
-    row("  per request", *(_bytes(run.state.per_request if run.state else None) for run in runs))
     state = outcome.speculative.state
-    row("  SGLang's own verify", "", _bytes(state.stock_total if state else None))
-    row("prompt tokens from the cache", *(_share(*_cached(run.batch.answers)) for run in runs))
-    row("server start", *(f"{run.start_seconds:.0f} s" for run in runs))
+    rows = [
+        ("", "no speculation", "speculation"),
+        ("accuracy", *(f"{run.accuracy:.3f}" for run in runs)),
+        ("accept length", "1", _number(outcome.speculative.batch.accept_length)),
+        ("tokens/s", *(f"{run.batch.tokens_per_second:.1f}" for run in runs)),
+        ("identical to no speculation", "", identical_text(options, outcome)),
+        ("speculative state", *(_bytes(run.state.total if run.state else None) for run in runs)),
+        ("  per request", *(_bytes(run.state.per_request if run.state else None) for run in runs)),
+        ("  SGLang's own verify", "", _bytes(state.stock_total if state else None)),
+        ("prompt tokens from the cache", *(_share(*_cached(run.batch.answers)) for run in runs)),
+        ("server start", *(f"{run.start_seconds:.0f} s" for run in runs)),
+    ]
+    name, plain, speculative = (max(len(row[column]) for row in rows) for column in range(3))
+    rule = "-" * (name + plain + speculative + 6)
+    lines = [f"{a:<{name}}   {b:>{plain}}   {c:>{speculative}}" for a, b, c in rows]
+    title = f"{outcome.model.name} on {options.device}, {options.dtype}; {options.speculation.text}"
+    lines = ["", title, rule, lines[0], rule, *lines[1:], rule]
     if outcome.speculative.announced:
-        figures.caption = escape(f"mamba-mtp: {outcome.speculative.announced}")
-        figures.caption_justify = "left"
-    return figures
+        lines.append(f"mamba-mtp: {outcome.speculative.announced}")
+    return "\n".join([*lines, ""])
 
 
 def identical_text(options: Options, outcome: Outcome) -> str:
@@ -61,7 +57,12 @@ def identical_text(options: Options, outcome: Outcome) -> str:
 
 
 def document(
-    options: Options, outcomes: Sequence[Outcome], *, argv: Sequence[str], errors: Sequence[str] = ()
+    options: Options,
+    outcomes: Sequence[Outcome],
+    *,
+    argv: Sequence[str],
+    errors: Sequence[str] = (),
+    interrupted: Interrupted | None = None,
 ) -> dict[str, Any]:
     """Everything a reader needs to know what was run and what came of it."""
     speculation = options.speculation
@@ -71,6 +72,7 @@ def document(
         "command": os.environ.get(COMMAND) or shlex.join(["bash", "launch/demo.sh", *argv]),
         "passed": not errors and len(outcomes) == len(options.models) and not any(o.failures for o in outcomes),
         "errors": list(errors),
+        "interrupted": None if interrupted is None else interrupted.name,
         "versions": machine.versions(),
         "commit": machine.commit(ROOT),
         "device": machine.hardware(options.device),

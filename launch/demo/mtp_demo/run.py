@@ -114,7 +114,7 @@ class ModelRun:
         Raises
             ServerError: a server failed, or the plugin was not loaded.
         """
-        self.progress.say(f"[bold]{self.model.name}[/]: {self.options.speculation.text}, {self.options.device}")
+        self.progress.say(f"{self.model.name}: {self.options.speculation.text}, {self.options.device}", "bold")
         plain = self._run("no speculation", speculate=False)
         speculative = self._run("speculation", speculate=True)
         found = compare.differences(_tokens(plain), _tokens(speculative))

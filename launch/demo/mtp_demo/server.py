@@ -1,4 +1,9 @@
-"""One SGLang server as a child process: start, wait until it answers, stop it and everything it started."""
+"""One SGLang server as a child process: start, wait until it answers, stop it and everything it started.
+
+SGLang's own `popen_launch_server` and `kill_process_tree` do not fit here: they import torch into the program that
+waits, look for the server every ten seconds, say nothing while it starts, and try a start that failed a second time
+with the network.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,11 @@ from typing import Any
 
 import psutil
 
+from .stages import stage
+
 HOST = "127.0.0.1"
 TAIL_LINES = 40
+STOP_SECONDS = 10  # to end by itself; then it is killed
 _PR_SET_PDEATHSIG = 1
 # Never through a proxy of the environment: the server is on this machine.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -46,6 +54,23 @@ def server_environment(device: str, base: Mapping[str, str] | None = None) -> di
     return environment
 
 
+def require_health(port: int, otherwise: str) -> None:
+    """Does an SGLang server answer at ``port``?
+
+    Raises
+        ServerError: none does; the message ends with ``otherwise``, which says what to do.
+    """
+    url = f"http://{HOST}:{port}/health"
+    try:
+        with _OPENER.open(url, timeout=10) as answer:
+            if answer.status == 200:
+                return
+            reason = f"status {answer.status}"
+    except OSError as error:
+        reason = str(getattr(error, "reason", error))
+    raise ServerError(f"no server answers at {url}: {reason}; {otherwise}")
+
+
 class Server:
     """``command`` plus host and port, from `start` to `stop`; ``log`` gets what it prints."""
 
@@ -60,7 +85,7 @@ class Server:
     def start(self, timeout: float = 600.0, on_wait: Callable[[float, str], None] = lambda seconds, line: None) -> None:
         """Start the process and wait until ``/health`` answers; call `stop` whatever happens.
 
-        ``on_wait``, called twice a second, gets the seconds so far and the log's last line.
+        ``on_wait``, called twice a second, gets the seconds so far and what the server is doing (`stages`).
 
         Raises
             ServerError: the process ended, or ``timeout`` seconds passed; the message shows the log's end.
@@ -74,7 +99,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         while not self._healthy():
             seconds = time.monotonic() - began
@@ -83,28 +108,31 @@ class Server:
                 raise ServerError(f"the server ended with status {status} after {seconds:.0f} s\n{self.tail()}")
             if seconds > timeout:
                 raise ServerError(f"the server did not answer within {timeout:.0f} s\n{self.tail()}")
-            on_wait(seconds, self.last_line())
+            on_wait(seconds, stage(self._log_text()))
             time.sleep(0.5)
         self.start_seconds = time.monotonic() - began
 
     def stop(self) -> None:
-        """End the server and every process it started. Safe to call twice."""
-        process, self._process = self._process, None
+        """End the server and every process it started. Safe to call twice, and to interrupt: it then kills at once."""
+        process = self._process
         if process is None:
             return
-        family = [process.pid]
+        family = []
         with contextlib.suppress(psutil.Error):
-            family += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        with contextlib.suppress(ProcessLookupError):
+            family = psutil.Process(process.pid).children(recursive=True)
+        try:
             process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # start_new_session: its own group
-        for pid in family[1:]:
-            with contextlib.suppress(psutil.Error):
-                psutil.Process(pid).kill()
-        process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=STOP_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # start_new_session: its own group
+            for child in family:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+            process.wait()
+            psutil.wait_procs(family, timeout=STOP_SECONDS)
+            self._process = None
 
     def get(self, path: str, timeout: float = 30.0) -> Any:
         """GET ``path``, its JSON."""
@@ -115,20 +143,16 @@ class Server:
         headers = {"Content-Type": "application/json"}
         return self._request(urllib.request.Request(self._url(path), json.dumps(body).encode(), headers), timeout)
 
-    def last_line(self) -> str:
-        """The log's last line that is not the continuation of another."""
-        lines = [line for line in self._log_end().splitlines() if line.strip() and not line[0].isspace()]
-        return lines[-1] if lines else ""
-
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The log's end, headed by where the whole log is."""
         return "\n".join([f"--- the end of {self.log}", *self._log_end().splitlines()[-lines:], "---"])
 
     def _log_end(self, size: int = 16384) -> str:
+        return self._log_text()[-size:]
+
+    def _log_text(self) -> str:
         try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - size))
-                return file.read().decode(errors="replace")
+            return self.log.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -153,7 +177,7 @@ class Server:
             raise ServerError(f"{request.selector}: {error}\n{self.tail()}") from error
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before exec: the kernel kills the server if the demo is killed outright."""
+def die_with_parent() -> None:
+    """Runs in the child before exec: the kernel kills it if this program is killed outright."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
