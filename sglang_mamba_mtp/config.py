@@ -2,7 +2,8 @@
 and environment variables.
 
 Flags and environment variables are two spellings of the same options. A flag wins and is exported into the
-environment, which every worker process inherits: workers read the environment only.
+environment, which every worker process inherits: workers read the environment only. Which options came as flags is
+exported too (`FLAGS_GIVEN`), so that every process names an option as its operator spelled it.
 """
 
 from __future__ import annotations
@@ -118,6 +119,14 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+#: Environment variable: names of the options that were given as flags, separated by commas. Written by `take_flags`.
+FLAGS_GIVEN = "SGLANG_MAMBA_MTP_FLAGS_GIVEN"
+
+
+def _flags_given(environ: Mapping[str, str]) -> set[str]:
+    return set(filter(None, environ.get(FLAGS_GIVEN, "").split(",")))
+
+
 @dataclass(frozen=True)
 class MtpConfig:
     """The options in force. Build it with `from_env`."""
@@ -125,7 +134,7 @@ class MtpConfig:
     mode: str = DEFAULT_MODE
     window: int = 8
     state_layout: str = "auto"
-    #: option name -> the spelling it was given with, for messages
+    #: option name -> as the operator spelled it, value included, for messages
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -136,33 +145,34 @@ class MtpConfig:
             MtpError: a value cannot be read, or an option does nothing in the mode.
         """
         environ = os.environ if environ is None else environ
+        flags = _flags_given(environ)
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for option in OPTIONS.values():
             text = environ.get(option.env, "").strip()
             if not text:
                 continue
-            given[option.name] = f"{option.env}={text}"
+            as_flag = option.name in flags
+            given[option.name] = f"{option.flag} {text}" if as_flag else f"{option.env}={text}"
             try:
                 values[option.name] = option.parse(text)
             except ValueError:
+                undo = "leave the flag out" if as_flag else f"unset the variable (the flag is {option.flag})"
                 raise MtpError(
-                    f"{option.env}={text}: expected {option.expects} (the flag is {option.flag}); "
-                    f"correct the value or unset the variable"
+                    f"{given[option.name]}: expected {option.expects}; correct the value or {undo}"
                 ) from None
         config = cls(**values, given=given)
         for name in given:
             if name != "mode" and name not in MODES[config.mode].options:
+                undo = "leave it out" if name in flags else "unset it"
                 raise MtpError(
-                    f"{config.source(name)} has no effect in mode {config.mode!r}: unset it"
-                    + _choose_instead(name, config.mode)
+                    f"{given[name]}: no effect in mode {config.mode!r}; {undo}" + _choose_instead(name, config.mode)
                 )
         return config
 
-    def source(self, name: str) -> str:
-        """How the option was given, for messages: ``SGLANG_MAMBA_MTP_MODE=replay (--mamba-mtp-mode)``."""
-        option = OPTIONS[name]
-        return f"{self.given[name]} ({option.flag})" if name in self.given else f"{option.flag}, by default"
+    def spelled(self, name: str) -> str:
+        """An option with its value, as the operator spelled it; one not given as its flag would be."""
+        return self.given.get(name, f"{OPTIONS[name].flag} {getattr(self, name)}")
 
 
 def _choose_instead(option: str, current: str) -> str:
@@ -188,17 +198,31 @@ def _mode_help() -> str:
 
 
 def take_flags(parsed: argparse.Namespace, environ: MutableMapping[str, str] | None = None) -> MtpConfig:
-    """Export the flags that were given into ``environ``, then read the configuration from it.
+    """Export the flags that were given into ``environ`` (None: this process's), then read the configuration from it.
 
     Raises
         MtpError: see `MtpConfig.from_env`.
     """
-    environ = os.environ if environ is None else environ
+    global _on_command_line
+    if environ is None:
+        environ, _on_command_line = os.environ, True
+    flags = _flags_given(environ)
     for option in OPTIONS.values():
         value = getattr(parsed, option.dest, None)
         if value is not None:
             environ[option.env] = str(value)
+            flags.add(option.name)
+    if flags:
+        environ[FLAGS_GIVEN] = ",".join(sorted(flags))
     return MtpConfig.from_env(environ)
+
+
+_on_command_line = False
+
+
+def on_command_line() -> bool:
+    """Whether this process took its options from a command line, so that a refusal is for the terminal."""
+    return _on_command_line
 
 
 def current() -> MtpConfig:

@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mamba_mtp_kernels.common.operands import MAX_NODES
+
+from . import config
 from .compat import startup
 from .errors import MtpError
+from .families.table import FAMILIES
+from .names import MAMBA2
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Decline:
         declined: whether the value is declined.
         reason: why.
         remedy: what to do instead of switching the plugin off.
+        family: the only family it is declined with; None: any.
     """
 
     flag: str
@@ -31,6 +37,7 @@ class Decline:
     declined: Callable[[Any], bool]
     reason: str
     remedy: str
+    family: str | None = None
 
     def message(self, args: Any) -> str | None:
         """The refusal for ``args``, or None.
@@ -55,6 +62,41 @@ def _switched_on(flag: str, reason: str, remedy: str | None = None) -> Decline:
 
 def _algorithm(args: Any) -> str:
     return str(args.speculative_algorithm or "").upper()
+
+
+#: What drafts and commits as the plugin knows it.
+KNOWN_ALGORITHMS = frozenset({"NEXTN", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM"})
+#: What commits the recurrent state on a path of its own.
+COMMITS_ITSELF = frozenset({"DFLASH", "DSPARK", "UNO"})
+
+
+def _device(args: Any) -> str:
+    """The device; SGLang says `cuda` for AMD's too."""
+    hip = startup.hip_version()
+    return f"{args.device} (ROCm {hip})" if hip and str(args.device).startswith("cuda") else ""
+
+
+def _adaptive_settings(args: Any) -> str:
+    """The settings of adaptive speculation, where they allow more draft nodes than a verify takes."""
+    path = args.speculative_adaptive_config if args.speculative_adaptive else None
+    return str(path) if path is not None and startup.longest_adaptive_chain(path) > MAX_NODES else ""
+
+
+def _is_chain(args: Any) -> bool:
+    """Whether the number of draft nodes follows from the number of steps."""
+    return args.speculative_eagle_topk == 1 and _algorithm(args) != "NGRAM"
+
+
+def _chain_steps(args: Any) -> int:
+    return (args.speculative_num_steps or 0) if _is_chain(args) and not args.speculative_adaptive else 0
+
+
+def _tree_nodes(args: Any) -> int:
+    return 0 if _is_chain(args) else (args.speculative_num_draft_tokens or 0)
+
+
+def _flashinfer_over_trees(args: Any) -> str:
+    return args.mamba_backend if args.mamba_backend == "flashinfer" and args.speculative_eagle_topk > 1 else ""
 
 
 def _decode_graph_backend(args: Any) -> str:
@@ -102,10 +144,24 @@ COMMON: tuple[Decline, ...] = (
         "use cuda or cpu",
     ),
     Decline(
+        "--device",
+        _device,
+        bool,
+        "the kernels are written for NVIDIA's GPUs, and nothing here has run on another",
+        "use an NVIDIA GPU",
+    ),
+    Decline(
         "--speculative-algorithm",
-        _algorithm,
-        lambda algorithm: algorithm in ("DFLASH", "DSPARK", "UNO"),
+        lambda args: args.speculative_algorithm,
+        lambda algorithm: str(algorithm).upper() in COMMITS_ITSELF,
         "it commits the recurrent state on a path of its own",
+        "use NEXTN, EAGLE, EAGLE3, STANDALONE or NGRAM",
+    ),
+    Decline(
+        "--speculative-algorithm",
+        lambda args: args.speculative_algorithm,
+        lambda algorithm: str(algorithm or "NONE").upper() not in KNOWN_ALGORITHMS | COMMITS_ITSELF | {"NONE"},
+        "it is not SGLang's own (another plugin registers it), so how it drafts and what it commits is not known here",
         "use NEXTN, EAGLE, EAGLE3, STANDALONE or NGRAM",
     ),
     Decline(
@@ -162,8 +218,43 @@ COMMON: tuple[Decline, ...] = (
     ),
 )
 
+_ANCESTORS = f"and a verify keeps a node's ancestors as bits of one word, for at most {MAX_NODES} nodes"
+
+#: Declined where SGLang verifies.
+SGLANGS_VERIFY: tuple[Decline, ...] = (
+    Decline(
+        "--mamba-backend",
+        _flashinfer_over_trees,
+        bool,
+        "SGLang verifies with it too, and FlashInfer's kernel verifies chains only",
+        "use --mamba-backend triton, or --mamba-mtp-mode replay or slots, which verify with kernels of their own",
+        family=MAMBA2,
+    ),
+)
+
 #: Declined where the plugin verifies with kernels of its own.
 OWN_VERIFY: tuple[Decline, ...] = (
+    Decline(
+        "--speculative-num-draft-tokens",
+        _tree_nodes,
+        lambda nodes: nodes > MAX_NODES,
+        f"a draft has that many nodes, {_ANCESTORS}",
+        f"use --speculative-num-draft-tokens {MAX_NODES} or fewer",
+    ),
+    Decline(
+        "--speculative-num-steps",
+        _chain_steps,
+        lambda steps: steps >= MAX_NODES,
+        f"a chain has one node more than steps, {_ANCESTORS}",
+        f"use --speculative-num-steps {MAX_NODES - 1} or fewer",
+    ),
+    Decline(
+        "--speculative-adaptive-config",
+        _adaptive_settings,
+        bool,
+        f"its longest chain has one node more than steps, {_ANCESTORS}",
+        f"list no candidate_steps above {MAX_NODES - 1}",
+    ),
     Decline(
         "--linear-attn-verify-backend",
         _verify_backend,
@@ -175,23 +266,35 @@ OWN_VERIFY: tuple[Decline, ...] = (
 )
 
 
-def declined(args: Any, guards: Iterable[Decline]) -> list[str]:
-    """The refusals of ``guards`` for resolved arguments ``args``."""
-    return [text for guard in guards if (text := guard.message(args)) is not None]
+def declined(args: Any, guards: Iterable[Decline], family: str) -> list[str]:
+    """The refusals of ``guards`` for resolved arguments ``args`` and a model of ``family``."""
+    asked = [guard for guard in guards if guard.family in (None, family)]
+    return [text for guard in asked if (text := guard.message(args)) is not None]
 
 
-def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str) -> None:
+def window_too_long(options: config.MtpConfig, family: str) -> list[str]:
+    """The refusal of a window that a verify of ``family`` is not compiled for, if it is one."""
+    longest = FAMILIES[family].longest_window
+    if options.window <= longest:
+        return []
+    return [
+        f"{options.spelled('window')}: a verify keeps its window in shared memory, and where it is longer than "
+        f"{longest} a {family} model's does not fit a GPU; use at most {longest}"
+    ]
+
+
+def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str, model: str) -> None:
     """Check the arguments of a server that decodes speculatively with a model that ``mode`` has a backend for.
 
-    ``family`` names the kind of model, for people.
+    ``model`` names the kind of model, for people.
 
     Raises
         MtpError: something is declined; the message lists everything that is.
     """
-    refusals = declined(startup.resolved(server_args), guards)
+    refusals = declined(startup.resolved(server_args), guards, family) + window_too_long(config.current(), family)
     if refusals:
         lines = "\n".join(f"  - {text}" for text in refusals)
         raise MtpError(
-            f"mamba-mtp mode {mode!r} cannot serve this {family} model:\n{lines}\n"
+            f"mamba-mtp mode {mode!r} cannot serve this {model} model:\n{lines}\n"
             f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
         )

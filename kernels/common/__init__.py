@@ -1,9 +1,12 @@
 """What every kernel family shares.
 
+arguments.py    checks of a launcher's tensors
+operands.py     the dataclasses in which they travel
+grid.py         how many programs a launch may have
 tree.py         draft trees
-commit.py       replay mode's windows, schedule.py: the order in which their rows run
-slots.py        slots mode's indices: where each request's newest state lies
-layout.py       the two layouts of a recurrent state, turn.py: from one into the other, tile.py: a tile of either
+window.py       replay mode's windows: commits, and the order in which a verify starts its rows
+draft_slots.py  slots mode's bookkeeping: where each request's newest state lies
+axis_order.py   the two axis orders of a state; turn.py: from one into the other; tile.py: a tile of either
 move.py         copies of whole slots
 """
 
@@ -16,8 +19,8 @@ import torch
 
 
 class CommonOps(NamedTuple):
-    """The common ops of one device. Signatures: tree.build_tree, commit.commit_window, schedule.fold_first, slots.*,
-    turn.turn_states, move.move_states."""
+    """The common ops of one device. Signatures: tree.build_tree, window.*, draft_slots.*, turn.turn_states,
+    move.move_states."""
 
     build_tree: Callable[..., None]
     commit_window: Callable[..., None]
@@ -34,12 +37,11 @@ def ops_for(device: torch.device | str) -> CommonOps:
     """Triton on a CUDA device, PyTorch on the CPU. Call once, at construction."""
     kind = torch.device(device).type
     if kind == "cuda":
-        from .commit import commit_window
+        from .draft_slots import commit_slots, forget_inputs, newest_slots, place_nodes
         from .move import move_states
-        from .schedule import fold_first
-        from .slots import commit_slots, forget_inputs, newest_slots, place_nodes
         from .tree import build_tree
         from .turn import turn_states
+        from .window import commit_window, fold_first
 
         return CommonOps(
             build_tree=build_tree,

@@ -2,7 +2,7 @@
 
 Called wherever a slot might have to be brought up to date, so most calls have few slots to copy or none. A program
 looks at the batch's pairs one after the other and copies its share of those that move; a call with nothing to do reads
-two integers a row. The elements of a slot are one contiguous piece of memory a layer, cut into blocks.
+two integers per row. The elements of a slot are one contiguous piece of memory per layer, cut into blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import check_index, check_inner_contiguous, check_same_device
+from .arguments import INDICES, Arg, check
 
 PROGRAMS = 1056  # eight of 256 threads for each of an H100's multiprocessors: what fits there at once
 BLOCK_BYTES = 16384  # 64 bytes a thread under way
@@ -48,20 +48,22 @@ def _move_states_kernel(
 def move_states(states: torch.Tensor, *, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
     """Copy slot src_slots[b] to slot dst_slots[b] in every layer. One launch, no host read.
 
-    states      [L, S, ...] of any dtype, contiguous within a slot, any layer and slot stride.
+    states     [L, S, ...] of any dtype, contiguous within a slot, any layer and slot stride: read at src_slots, written
+               at dst_slots.
     src_slots, dst_slots
-                [B] int32 or int64. A row is skipped where src <= 0, dst <= 0 or src == dst. No dst is the dst or the
-                src of another row: rows are copied in no particular order.
+               [B] int32 or int64: read. A pair is skipped where src <= 0, dst <= 0 or src == dst. No dst is the dst or
+               the src of another pair: pairs are copied in no particular order.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     if states.dim() < 3:
         raise ValueError(f"states: shape {tuple(states.shape)}, expected [L, S, ...]")
-    check_inner_contiguous("states", states, states.dim() - 2)
-    batch = src_slots.shape[0]
-    check_index("src_slots", src_slots, None)
-    check_index("dst_slots", dst_slots, batch)
-    check_same_device(states=states, src_slots=src_slots, dst_slots=dst_slots)
+    inner = states.dim() - 2
+    (batch,) = check(
+        states=Arg(states, "L S" + inner * " _", contiguous=inner),
+        src_slots=Arg(src_slots, "B", INDICES),
+        dst_slots=Arg(dst_slots, "B", INDICES),
+    ).get_all("B")
     layers, size = states.shape[0], states[0, 0].numel()
     if batch == 0 or layers == 0 or size == 0:
         return

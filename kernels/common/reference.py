@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from .layout import KV
+from .axis_order import KV
+from .operands import Rows, SlotBooks, Window, check_nodes
 
 
 def build_tree_reference(
@@ -21,6 +22,7 @@ def build_tree_reference(
 ) -> None:
     """Parents and ancestor masks of the draft trees from SGLang's links. See tree.build_tree."""
     nodes = parents.shape[1]
+    check_nodes(nodes)
     device = parents.device
     if retrieve_next_token is None or retrieve_next_sibling is None:
         chain = torch.arange(-1, nodes - 1, device=device, dtype=torch.int64).expand(batch, nodes).clone()
@@ -63,25 +65,23 @@ def walk_to_root(last: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
 
 
 def commit_window_reference(
+    window: Window,
+    rows: Rows,
     *,
-    pending: torch.Tensor,
     window_row: torch.Tensor,
-    order: torch.Tensor,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
-    parents: torch.Tensor,
-    fold_threshold: int,
     track_count: torch.Tensor,
 ) -> None:
-    """Accept the path to `last_correct`. See commit.commit_window."""
+    """Accept the path to `last_correct`. See window.commit_window."""
+    pending, order, slots = window.pending, window.order, rows.slots
+    parents = rows.trees
     batch, nodes, capacity = slots.shape[0], parents.shape[1], order.shape[1]
     real = slots > 0
     slot = torch.where(real, slots, 0).to(torch.int64)
-    row = torch.where(real, rows, 0).to(torch.int64)
+    row = torch.where(real, rows.rows, 0).to(torch.int64)
     before = pending[slot].to(torch.int64)
-    kept = torch.where(before > fold_threshold, 0, before)
+    kept = torch.where(before > window.fold_threshold, 0, before)
 
     on_path = walk_to_root(last_correct, parents)
     entry = torch.arange(capacity, device=order.device).expand(batch, capacity)
@@ -104,95 +104,68 @@ def commit_window_reference(
         track_count[:batch] = torch.where(real & (steps_to_track >= 0), count, 0).to(track_count.dtype)
 
 
-def fold_first_reference(
-    schedule: torch.Tensor, *, slots: torch.Tensor, pending: torch.Tensor, fold_threshold: int
-) -> None:
-    """Batch rows, those that fold in front. See schedule.fold_first."""
+def fold_first_reference(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -> None:
+    """Batch rows, those that fold in front. See window.fold_first."""
     real = slots > 0
-    folds = real & (pending[torch.where(real, slots, 0).to(torch.int64)] > fold_threshold)
+    folds = real & (window.pending[torch.where(real, slots, 0).to(torch.int64)] > window.fold_threshold)
     schedule[: slots.shape[0]] = (~folds).to(torch.int32).argsort(stable=True).to(schedule.dtype)
 
 
-def place_nodes_reference(
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    *,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
-    current_input: torch.Tensor,
-    row_slot: torch.Tensor,
-    first_draft_slot: int,
-    nodes_per_row: int,
-) -> None:
-    """Where a verify reads and writes. See slots.place_nodes."""
-    batch, nodes = slots.shape[0], write_slots.shape[1]
+def place_nodes_reference(read_slots: torch.Tensor, write_slots: torch.Tensor, rows: Rows, books: SlotBooks) -> None:
+    """Where a verify reads and writes. See draft_slots.place_nodes."""
+    slots, batch, nodes = rows.slots, rows.batch, write_slots.shape[1]
     real = slots > 0
-    row = torch.where(real, rows, 0).to(torch.int64)
-    newest = current_input[row]
-    read = torch.where((newest > 0) & (row_slot[row] == slots), newest, slots)
+    row = torch.where(real, rows.rows, 0).to(torch.int64)
+    newest = books.current_input[row]
+    read = torch.where((newest > 0) & (books.row_slot[row] == slots), newest, slots)
     read_slots[:batch] = torch.where(real, read, 0).to(read_slots.dtype)
-    draft_slots = first_draft_slot + row[:, None] * nodes_per_row + torch.arange(nodes, device=slots.device)
+    first = books.first_draft_slot + row[:, None] * books.nodes_per_row
+    draft_slots = first + torch.arange(nodes, device=slots.device)
     write_slots[:batch] = torch.where(real[:, None], draft_slots, 0).to(write_slots.dtype)
 
 
 def commit_slots_reference(
+    books: SlotBooks,
+    rows: Rows,
     *,
-    current_input: torch.Tensor,
-    row_slot: torch.Tensor,
-    slot_row: torch.Tensor,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
-    first_draft_slot: int,
-    nodes_per_row: int,
     track_src: torch.Tensor,
 ) -> None:
-    """Move the accepted rows' inputs to their last nodes. See slots.commit_slots."""
-    batch = slots.shape[0]
+    """Move the accepted rows' inputs to their last nodes. See draft_slots.commit_slots."""
+    slots, batch = rows.slots, rows.batch
     accepts = (slots > 0) & (last_correct >= 0)
-    slot, row = slots[accepts].to(torch.int64), rows[accepts].to(torch.int64)
-    newest = first_draft_slot + row * nodes_per_row + last_correct[accepts]
-    current_input[row] = newest.to(current_input.dtype)
-    row_slot[row] = slot.to(row_slot.dtype)
-    slot_row[slot] = row.to(slot_row.dtype)
+    slot, row = slots[accepts].to(torch.int64), rows.rows[accepts].to(torch.int64)
+    newest = books.first_draft_slot + row * books.nodes_per_row + last_correct[accepts]
+    books.current_input[row] = newest.to(books.current_input.dtype)
+    books.row_slot[row] = slot.to(books.row_slot.dtype)
+    books.slot_row[slot] = row.to(books.slot_row.dtype)
     if steps_to_track is None:
         track_src[:batch] = 0
     else:
-        tracked = first_draft_slot + rows.to(torch.int64) * nodes_per_row + steps_to_track
+        tracked = books.first_draft_slot + rows.rows.to(torch.int64) * books.nodes_per_row + steps_to_track
         track_src[:batch] = torch.where((slots > 0) & (steps_to_track >= 0), tracked, 0).to(track_src.dtype)
 
 
-def _drafted(
-    slots: torch.Tensor, current_input: torch.Tensor, row_slot: torch.Tensor, slot_row: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _drafted(slots: torch.Tensor, books: SlotBooks) -> tuple[torch.Tensor, torch.Tensor]:
     """The row that last committed for each slot [B] int64 (0 for none), and its draft slot or -1."""
-    row = slot_row[slots.clamp(min=0).to(torch.int64)].to(torch.int64)
+    row = books.slot_row[slots.clamp(min=0).to(torch.int64)].to(torch.int64)
     served = (slots > 0) & (row >= 0)
     row = row.clamp(min=0)
-    served &= (row_slot[row] == slots) & (current_input[row] > 0)
-    return row, torch.where(served, current_input[row], -1)
+    served &= (books.row_slot[row] == slots) & (books.current_input[row] > 0)
+    return row, torch.where(served, books.current_input[row], -1)
 
 
-def newest_slots_reference(
-    newest: torch.Tensor,
-    *,
-    slots: torch.Tensor,
-    current_input: torch.Tensor,
-    row_slot: torch.Tensor,
-    slot_row: torch.Tensor,
-) -> None:
-    """Where each slot's newest state lies. See slots.newest_slots."""
-    _, drafted = _drafted(slots, current_input, row_slot, slot_row)
+def newest_slots_reference(newest: torch.Tensor, books: SlotBooks, *, slots: torch.Tensor) -> None:
+    """Where each slot's newest state lies. See draft_slots.newest_slots."""
+    _, drafted = _drafted(slots, books)
     newest[: slots.shape[0]] = torch.where(drafted > 0, drafted, slots.clamp(min=0)).to(newest.dtype)
 
 
-def forget_inputs_reference(
-    *, slots: torch.Tensor, current_input: torch.Tensor, row_slot: torch.Tensor, slot_row: torch.Tensor
-) -> None:
-    """current_input -1 in the rows that serve the slots. See slots.forget_inputs."""
-    row, drafted = _drafted(slots, current_input, row_slot, slot_row)
-    current_input[row[drafted > 0]] = -1
+def forget_inputs_reference(books: SlotBooks, *, slots: torch.Tensor) -> None:
+    """current_input -1 in the rows that serve the slots. See draft_slots.forget_inputs."""
+    row, drafted = _drafted(slots, books)
+    books.current_input[row[drafted > 0]] = -1
 
 
 def move_states_reference(states: torch.Tensor, *, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
@@ -201,14 +174,12 @@ def move_states_reference(states: torch.Tensor, *, src_slots: torch.Tensor, dst_
     states[:, dst_slots[moves].to(torch.int64)] = states[:, src_slots[moves].to(torch.int64)]
 
 
-def turn_states_reference(
-    states: torch.Tensor, state_layout: torch.Tensor, *, slots: torch.Tensor, layout: int
-) -> None:
-    """Bring slots into `layout`. See turn.turn_states."""
+def turn_states_reference(states: torch.Tensor, axis_order: torch.Tensor, *, slots: torch.Tensor, to: int) -> None:
+    """Bring slots into the order `to`. See turn.turn_states."""
     real = slots[slots > 0].to(torch.int64)
-    turning = real[state_layout[real] != layout]
+    turning = real[axis_order[real] != to]
     values, keys = states.shape[3:]
     heads = states[:, turning]
-    lying = heads if layout == KV else heads.reshape(*heads.shape[:3], keys, values)
+    lying = heads if to == KV else heads.reshape(*heads.shape[:3], keys, values)
     states[:, turning] = lying.transpose(3, 4).reshape(heads.shape)
-    state_layout[real] = layout
+    axis_order[real] = to

@@ -4,7 +4,7 @@
 -1 for none. Nodes are in topological order (parent < child, and siblings in rising order), so one pass over the
 nodes settles every parent before it is read. A node no link leads to hangs on the root, as in SGLang's conv kernel.
 
-Layout: one program a row, the N nodes in the lanes of one warp. parents [rows, N] int32, ancestors [rows, N] int64.
+One program per row, the N nodes in the lanes of one warp. parents [rows, N] int32, ancestors [rows, N] int64.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import INDEX_DTYPES, check_dtype, check_inner_contiguous, check_same_device, check_shape
-
-MAX_NODES = 64  # an ancestor mask is one int64
+from .arguments import INDICES, Arg, check
+from .grid import launch_grid
+from .operands import check_nodes
 
 
 @triton.jit
@@ -69,39 +69,31 @@ def build_tree(
 ) -> None:
     """Fill the first `batch` rows of `parents` and `ancestors`; rows beyond are left alone.
 
-    parents    [>=batch, N] int32, contiguous, written: index of each node's parent, -1 at the root.
-    ancestors  [>=batch, N] int64, contiguous, written: bit j of node i set iff j is a strict ancestor of i.
+    parents    [>=batch, N] int32, contiguous, N <= 64: written, each node's parent, -1 at the root.
+    ancestors  [>=batch, N] int64, contiguous: written, bit j of node i set iff j is a strict ancestor of i.
     retrieve_next_token, retrieve_next_sibling
-               [>=batch, N] int32 or int64, any row stride, or both None for a chain. Links that do not lead to a
-               later node are ignored, so stale rows give some tree, never an access out of bounds.
-    Raises ValueError or TypeError on shapes and dtypes other than these, and on N > 64.
+               [>=batch, N] int32 or int64, any row stride: read, SGLang's links, -1 for none. Links that do not lead to
+               a later node are ignored, so stale rows give some tree, never an access out of bounds. None, both of
+               them: chains.
+    batch      rows to fill.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     nodes = parents.shape[1]
-    if nodes > MAX_NODES:
-        raise ValueError(f"parents: {nodes} nodes, the ancestor mask holds {MAX_NODES}")
-    check_shape("ancestors", ancestors, tuple(parents.shape))
-    check_dtype("parents", parents, (torch.int32,))
-    check_dtype("ancestors", ancestors, (torch.int64,))
-    check_inner_contiguous("parents", parents, 2)
-    check_inner_contiguous("ancestors", ancestors, 2)
-    if batch > parents.shape[0]:
-        raise ValueError(f"batch {batch} exceeds the {parents.shape[0]} rows of parents")
+    check_nodes(nodes)
     if (retrieve_next_token is None) != (retrieve_next_sibling is None):
         raise ValueError("retrieve_next_token and retrieve_next_sibling must be given together or not at all")
-    links = {"retrieve_next_token": retrieve_next_token, "retrieve_next_sibling": retrieve_next_sibling}
-    for name, link in links.items():
-        if link is None:
-            continue
-        check_shape(name, link, (None, nodes))
-        check_dtype(name, link, INDEX_DTYPES)
-        check_inner_contiguous(name, link)
-        if link.shape[0] < batch:
-            raise ValueError(f"{name}: {link.shape[0]} rows, batch is {batch}")
-    check_same_device(parents=parents, ancestors=ancestors, **links)
+    check(
+        {"batch": batch},
+        parents=Arg(parents, ">=batch N", torch.int32, contiguous=2),
+        ancestors=Arg(ancestors, ">=batch N", torch.int64, contiguous=2),
+        retrieve_next_token=Arg(retrieve_next_token, ">=batch N", INDICES),
+        retrieve_next_sibling=Arg(retrieve_next_sibling, ">=batch N", INDICES),
+    )
     if batch == 0:
         return
     has_links = retrieve_next_token is not None
-    _build_tree_kernel[(batch,)](
+    _build_tree_kernel[launch_grid(batch)](
         parents,
         ancestors,
         retrieve_next_token,

@@ -1,11 +1,11 @@
-"""Turn recurrent states in place from one layout (layout.py) into the other, in all layers.
+"""Turn recurrent states in place from one axis order (axis_order.py) into the other, in all layers.
 
     VK -> KV: head[k * V + v] = head[v * K + k],    KV -> VK: the other way round
 
 Readers that know VK only (SGLang's prefill and decode) get their slots through this; it is called often and seldom has
 anything to do. So a program looks at the batch's slots one after the other and does its share of the heads of those
-that need it; a call with nothing to do reads one slot and one bit a row. A head is in registers as a whole, in parts of
-BLOCK_R rows, before the first element is stored. The bits change in a second launch, when no program reads them.
+that need it; a call with nothing to do reads one slot and one bit per row. A head is in registers as a whole, in parts
+of BLOCK_R rows, before the first element is stored. The bits change in a second launch, when no program reads them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from .layout import KV, VK
+from .arguments import INDICES, Arg, check
+from .axis_order import KV, VK
 
 PROGRAMS = 528  # four for each of an H100's multiprocessors: what fits there at once
 BLOCK_R = 32
@@ -25,7 +25,7 @@ BLOCK_B = 128
 @triton.jit
 def _turn_states_kernel(
     states,
-    state_layout,
+    axis_order,
     slots,
     batch,
     heads,
@@ -34,7 +34,7 @@ def _turn_states_kernel(
     stride_layer,
     stride_slot,
     stride_head,
-    LAYOUT: tl.constexpr,
+    TO: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -46,7 +46,7 @@ def _turn_states_kernel(
     col = tl.arange(0, BLOCK_C)[None, :]
     for b in range(batch):
         slot = tl.load(slots + b).to(tl.int64)
-        turns = tl.load(state_layout + slot, mask=slot > 0, other=LAYOUT) != LAYOUT
+        turns = tl.load(axis_order + slot, mask=slot > 0, other=TO) != TO
         if turns:
             for task in range(first, tl.minimum(first + tasks_per_program, tasks)):
                 layer = (task // heads).to(tl.int64)
@@ -64,41 +64,39 @@ def _turn_states_kernel(
 
 
 @triton.jit
-def _set_layout_kernel(state_layout, slots, batch, LAYOUT: tl.constexpr, BLOCK_B: tl.constexpr):
+def _set_order_kernel(axis_order, slots, batch, TO: tl.constexpr, BLOCK_B: tl.constexpr):
     b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     slot = tl.load(slots + b, mask=b < batch, other=0).to(tl.int64)
-    tl.store(state_layout + slot, tl.full((BLOCK_B,), LAYOUT, tl.uint8), mask=slot > 0)
+    tl.store(axis_order + slot, tl.full((BLOCK_B,), TO, tl.uint8), mask=slot > 0)
 
 
-def turn_states(states: torch.Tensor, state_layout: torch.Tensor, *, slots: torch.Tensor, layout: int) -> None:
-    """Bring the states of `slots` into `layout` where they are in the other one. Two launches, no host read.
+def turn_states(states: torch.Tensor, axis_order: torch.Tensor, *, slots: torch.Tensor, to: int) -> None:
+    """Bring the states of `slots` into the order `to` where they lie in the other one. Two launches, no host read.
 
-    states        [L, S, HV, V, K] of any dtype, each head contiguous, turned in place.
-    state_layout  [S] uint8, VK or KV: read, then set to `layout`, at `slots`.
-    slots         [B] int32 or int64; entries <= 0 are skipped, the others distinct.
-    layout        VK or KV.
+    states      [L, S, HV, V, K] of any dtype, each head contiguous: turned in place at `slots`.
+    axis_order  [S] uint8, VK or KV: read, then set to `to`, at `slots`.
+    slots       [B] int32 or int64: read; entries <= 0 are skipped, the others distinct.
+    to          VK or KV.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    check_shape("states", states, (None,) * 5)
-    check_inner_contiguous("states", states, 2)
-    layers, slot_count, heads, values, keys = states.shape
-    check_shape("state_layout", state_layout, (slot_count,))
-    check_dtype("state_layout", state_layout, (torch.uint8,))
-    check_inner_contiguous("state_layout", state_layout)
-    check_index("slots", slots, None)
-    if layout not in (VK, KV):
-        raise ValueError(f"layout: {layout!r}, expected VK ({VK}) or KV ({KV})")
-    check_same_device(states=states, state_layout=state_layout, slots=slots)
-    batch, tasks = slots.shape[0], layers * heads
+    sizes = check(
+        states=Arg(states, "L S HV V K", contiguous=2),
+        axis_order=Arg(axis_order, "S", torch.uint8),
+        slots=Arg(slots, "B", INDICES),
+    )
+    layers, heads, values, keys, batch = sizes.get_all("L HV V K B")
+    if to not in (VK, KV):
+        raise ValueError(f"to: {to!r}, expected VK ({VK}) or KV ({KV})")
+    tasks = layers * heads
     if batch == 0 or tasks == 0:
         return
-    rows, columns = (values, keys) if layout == KV else (keys, values)
+    rows, columns = (values, keys) if to == KV else (keys, values)
     block_c = triton.next_power_of_2(columns)
     per_program = triton.cdiv(tasks, PROGRAMS)
     _turn_states_kernel[(triton.cdiv(tasks, per_program),)](
         states,
-        state_layout,
+        axis_order,
         slots,
         batch,
         heads,
@@ -107,15 +105,15 @@ def turn_states(states: torch.Tensor, state_layout: torch.Tensor, *, slots: torc
         states.stride(0),
         states.stride(1),
         states.stride(2),
-        LAYOUT=layout,
+        TO=to,
         R=rows,
         C=columns,
         BLOCK_R=BLOCK_R,
         BLOCK_C=block_c,
         num_warps=warps_for(rows, block_c),
     )
-    _set_layout_kernel[(triton.cdiv(batch, BLOCK_B),)](
-        state_layout, slots, batch, LAYOUT=layout, BLOCK_B=BLOCK_B, num_warps=BLOCK_B // 32
+    _set_order_kernel[(triton.cdiv(batch, BLOCK_B),)](
+        axis_order, slots, batch, TO=to, BLOCK_B=BLOCK_B, num_warps=BLOCK_B // 32
     )
 
 

@@ -1,5 +1,8 @@
-"""Short convolution of draft trees: verify.py convolves and commit.py writes the windows along the accepted path;
-slots.py, for slots mode, convolves and writes the window after every node."""
+"""Short convolution of draft trees.
+
+Replay: verify_replay.py convolves, commit.py writes the windows along the accepted path. Slots: verify_slots.py
+convolves and writes the window after every node.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import torch
 
 
 class Conv1dOps(NamedTuple):
-    """The convolution ops of one device. Signatures: verify.conv1d_verify, commit.commit_conv,
-    slots.conv1d_verify_slots."""
+    """The convolution ops of one device. Signatures: verify_replay.conv1d_verify, commit.commit_conv,
+    verify_slots.conv1d_verify_slots."""
 
     conv1d_verify: Callable[..., torch.Tensor]
     commit_conv: Callable[..., None]
@@ -24,8 +27,8 @@ def ops_for(device: torch.device | str) -> Conv1dOps:
     kind = torch.device(device).type
     if kind == "cuda":
         from .commit import commit_conv
-        from .slots import conv1d_verify_slots
-        from .verify import conv1d_verify
+        from .verify_replay import conv1d_verify
+        from .verify_slots import conv1d_verify_slots
 
         return Conv1dOps(conv1d_verify, commit_conv, conv1d_verify_slots)
     if kind == "cpu":

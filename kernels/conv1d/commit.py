@@ -5,7 +5,7 @@
 written to the request's slot at the last accepted node, and to the tracked slot at the tracked node. This replaces
 SGLang's scatter of per-node windows (fused_conv_window_scatter_with_mask).
 
-Layouts: conv_states [L, S, dim, K-1], oldest entry first, any strides; conv_inputs [L, R, N, dim]. A program owns
+Shapes: conv_states [L, S, dim, K-1], oldest entry first, any strides; conv_inputs [L, R, N, dim]. A program owns
 BLOCK_D channels of one layer and batch row; it reads the old window before it writes either slot.
 """
 
@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_WIDTH = 4
+from ..common.arguments import FLOATS, INDICES, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import Rows
+from .options import check_width
 
 
 @triton.jit
@@ -64,9 +64,10 @@ def _commit_conv_kernel(
     BLOCK_W: tl.constexpr,
     HAS_TRACK: tl.constexpr,
 ):
-    channel = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)[:, None]
+    blocks: tl.constexpr = (DIM + BLOCK_D - 1) // BLOCK_D
+    channel = tl.program_id(0) % blocks * BLOCK_D + tl.arange(0, BLOCK_D)[:, None]
     layer = tl.program_id(1).to(tl.int64)
-    b = tl.program_id(2).to(tl.int64)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
     slot = tl.load(slots + b).to(tl.int64)
     if slot <= 0:
         return
@@ -95,68 +96,49 @@ def _commit_conv_kernel(
 def commit_conv(
     conv_states: torch.Tensor,
     conv_inputs: torch.Tensor,
+    rows: Rows,
     *,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
     last_correct: torch.Tensor,
-    parents: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_slots: torch.Tensor | None,
 ) -> None:
-    """Write the conv windows at the accepted and at the tracked nodes, in all layers.
+    """Write the conv windows at the accepted and at the tracked nodes, in all layers. One launch, no host read.
 
-    conv_states     [L, S, dim, K-1] float, K in 2..4, any strides: read at `slots`, written at `slots`, `track_slots`.
-    conv_inputs     [L, R, N, dim] float, inner contiguous: the verify's raw inputs, read.
-    slots, rows     [B] int32 or int64; slot <= 0: nothing is written.
-    last_correct    [B] int32 or int64: last accepted node, < 0 leaves the slot as it is.
-    parents         [>=B, N] int32 from build_tree.
-    steps_to_track, track_slots
-                    [B] int32 or int64, or both None: where step >= 0 and track slot > 0 the window at that node is
-                    written to the track slot (distinct from every slot of the batch).
+    conv_states     [L, S, dim, K-1] float, any strides, oldest entry first, K in 2..4: read at the slots, written
+                    there and at the track slots.
+    conv_inputs     [L, R, N, dim] float, inner contiguous: read, the verify's raw inputs.
+    rows            slots, rows and parents are read.
+    last_correct    [B] int32 or int64: read, last accepted node of each row; < 0 leaves the slot as it is.
+    steps_to_track  [B] int32 or int64: read, node whose window goes to the track slot; < 0: none. None: no row is
+                    tracked.
+    track_slots     [B] int32 or int64: read, <= 0: not written; distinct from every slot of the batch. None together
+                    with steps_to_track.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    layers, _, dim, taps = conv_states.shape
-    nodes, batch = conv_inputs.shape[2], slots.shape[0]
-    if not 1 <= taps <= MAX_WIDTH - 1:
-        raise ValueError(f"conv_states: {taps} entries a channel, expected 1..{MAX_WIDTH - 1}")
-    check_shape("conv_inputs", conv_inputs, (layers, None, nodes, dim))
-    check_dtype("conv_states", conv_states, FLOAT_DTYPES)
-    check_dtype("conv_inputs", conv_inputs, FLOAT_DTYPES)
-    check_inner_contiguous("conv_inputs", conv_inputs)
-    check_shape("parents", parents, (None, nodes))
-    check_dtype("parents", parents, (torch.int32,))
-    check_inner_contiguous("parents", parents, 2)
-    if parents.shape[0] < batch:
-        raise ValueError(f"parents: {parents.shape[0]} rows, batch is {batch}")
-    check_index("slots", slots, batch)
-    check_index("rows", rows, batch)
-    check_index("last_correct", last_correct, batch)
     if (steps_to_track is None) != (track_slots is None):
         raise ValueError("steps_to_track and track_slots must be given together or not at all")
-    if steps_to_track is not None and track_slots is not None:
-        check_index("steps_to_track", steps_to_track, batch)
-        check_index("track_slots", track_slots, batch)
-    check_same_device(
-        conv_states=conv_states,
-        conv_inputs=conv_inputs,
-        slots=slots,
-        rows=rows,
-        last_correct=last_correct,
-        parents=parents,
-        steps_to_track=steps_to_track,
-        track_slots=track_slots,
+    sizes = check(
+        slots=Arg(rows.slots, "B"),
+        parents=Arg(rows.parents, ">=B N"),
+        conv_states=Arg(conv_states, "L S dim taps", FLOATS, contiguous=0),
+        conv_inputs=Arg(conv_inputs, "L R N dim", FLOATS),
+        last_correct=Arg(last_correct, "B", INDICES),
+        steps_to_track=Arg(steps_to_track, "B", INDICES),
+        track_slots=Arg(track_slots, "B", INDICES),
     )
+    batch, layers, nodes, dim, taps = sizes.get_all("B L N dim taps")
+    check_width(taps + 1)
     if batch == 0 or layers == 0:
         return
     block = min(256, triton.next_power_of_2(dim))
-    _commit_conv_kernel[(triton.cdiv(dim, block), layers, batch)](
+    _commit_conv_kernel[launch_grid(triton.cdiv(dim, block) * batch, layers)](
         conv_states,
         conv_inputs,
-        slots,
-        rows,
+        rows.slots,
+        rows.rows,
         last_correct,
-        parents,
+        rows.parents,
         steps_to_track,
         track_slots,
         conv_states.stride(0),

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import torch
 
+from ..common.operands import NodeSlots, Rows
+from .options import has_silu
+
 
 def path_taps(last: torch.Tensor, parents: torch.Tensor, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `taps` newest inputs of the path that ends at node `last`, newest first.
@@ -37,21 +40,20 @@ def conv1d_verify_reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
-    parents: torch.Tensor,
+    rows: Rows,
     conv_inputs: torch.Tensor,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Depthwise causal convolution of every node along its own path. See verify.conv1d_verify."""
-    batch, nodes = slots.shape[0], conv_inputs.shape[1]
+    """Depthwise causal convolution of every node along its own path. See verify_replay.conv1d_verify."""
+    batch, nodes = rows.batch, conv_inputs.shape[1]
     dim, width = weight.shape
-    real = slots > 0
+    silu = has_silu(activation)
+    real = rows.slots > 0
     inputs = x.reshape(batch, nodes, dim)
-    conv_inputs[rows[real].to(torch.int64)] = inputs[real].to(conv_inputs.dtype)
+    conv_inputs[rows.rows[real].to(torch.int64)] = inputs[real].to(conv_inputs.dtype)
 
-    old = conv_states[torch.where(real, slots, 0).to(torch.int64)]  # [B, dim, K-1], oldest first
-    links = torch.where(real[:, None], parents[:batch], -1)
+    old = conv_states[torch.where(real, rows.slots, 0).to(torch.int64)]  # [B, dim, K-1], oldest first
+    links = torch.where(real[:, None], rows.trees, -1)
     node_ids = torch.arange(nodes, device=x.device).expand(batch, nodes)
     node, age = path_taps(node_ids, links[:, None, :].expand(batch, nodes, nodes), width)
 
@@ -71,10 +73,8 @@ def conv1d_verify_reference(
             else:
                 product = value.to(compute_dtype) * weight[:, tap].to(compute_dtype)
             acc = torch.where(chosen, acc + product, acc)
-    if activation in ("silu", "swish"):
+    if silu:
         acc = acc / (1 + torch.exp(-acc))
-    elif activation is not None:
-        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
     out = torch.where(real[:, None, None], acc, 0).reshape(batch * nodes, dim)
     return out if compute_dtype == torch.float64 else out.to(x.dtype)
 
@@ -86,24 +86,24 @@ def conv1d_verify_slots_reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    read_slots: torch.Tensor,
-    write_slots: torch.Tensor,
-    parents: torch.Tensor | None,
+    nodes: NodeSlots,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Convolution of every node, its window to its own slot. See slots.conv1d_verify_slots."""
-    batch, nodes = write_slots.shape
+    """Convolution of every node, its window to its own slot. See verify_slots.conv1d_verify_slots."""
+    read_slots, batch, count = nodes.read, nodes.read.shape[0], nodes.write.shape[1]
+    write_slots = nodes.write[:batch]
     dim, width = weight.shape
+    silu = has_silu(activation)
     acc_dtype = compute_dtype or torch.float32
     real = read_slots > 0
-    inputs = x.reshape(batch, nodes, dim)
+    inputs = x.reshape(batch, count, dim)
     old = conv_states[torch.where(real, read_slots, 0).to(torch.int64)].transpose(1, 2)  # [B, K-1, dim], oldest first
-    if parents is None:
-        links = torch.arange(-1, nodes - 1, device=x.device).expand(batch, nodes)
+    if nodes.parents is None:
+        links = torch.arange(-1, count - 1, device=x.device).expand(batch, count)
     else:
-        links = torch.where(real[:, None], parents[:batch], -1)
-    node_ids = torch.arange(nodes, device=x.device).expand(batch, nodes)
-    node, age = path_taps(node_ids, links[:, None, :].expand(batch, nodes, nodes), width)
+        links = torch.where(real[:, None], nodes.parents[:batch], -1)
+    node_ids = torch.arange(count, device=x.device).expand(batch, count)
+    node, age = path_taps(node_ids, links[:, None, :].expand(batch, count, count), width)
     # column of each tap in the old window followed by the nodes, oldest tap first
     column = torch.where(node >= 0, node + width - 1, width - 2 - age).clamp(min=0).flip(-1)
     each_row = torch.arange(batch, device=x.device).view(batch, 1, 1)
@@ -112,11 +112,9 @@ def conv1d_verify_slots_reference(
     y = torch.einsum("bnwd,dw->bnd", taps.to(acc_dtype), weight.to(acc_dtype))
     if bias is not None:
         y = y + bias.to(acc_dtype)
-    if activation in ("silu", "swish"):
+    if silu:
         y = torch.nn.functional.silu(y)
-    elif activation is not None:
-        raise ValueError(f"activation: {activation!r}, expected 'silu', 'swish' or None")
-    out = torch.where(real[:, None, None], y, 0).reshape(batch * nodes, dim)
+    out = torch.where(real[:, None, None], y, 0).reshape(batch * count, dim)
 
     windows = torch.cat([old, inputs.to(old.dtype)], dim=1)[each_row, column[:, :, 1:]].transpose(2, 3)
     written = real[:, None] & (write_slots > 0)
@@ -127,25 +125,23 @@ def conv1d_verify_slots_reference(
 def commit_conv_reference(
     conv_states: torch.Tensor,
     conv_inputs: torch.Tensor,
+    rows: Rows,
     *,
-    slots: torch.Tensor,
-    rows: torch.Tensor,
     last_correct: torch.Tensor,
-    parents: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_slots: torch.Tensor | None,
 ) -> None:
     """Write the conv windows at the accepted and at the tracked nodes. See commit.commit_conv."""
-    batch, taps, dim = slots.shape[0], conv_states.shape[3], conv_states.shape[2]
-    layers = conv_states.shape[0]
+    slots, parents, batch = rows.slots, rows.trees, rows.batch
+    layers, _, dim, taps = conv_states.shape
     old = conv_states[:, torch.where(slots > 0, slots, 0).to(torch.int64)]  # [L, B, dim, K-1]
-    inputs = conv_inputs[:, torch.where(slots > 0, rows, 0).to(torch.int64)]  # [L, B, N, dim]
+    inputs = conv_inputs[:, torch.where(slots > 0, rows.rows, 0).to(torch.int64)]  # [L, B, N, dim]
     writes = [(slots, last_correct, slots > 0)]
     if steps_to_track is not None and track_slots is not None:
         writes.append((track_slots, steps_to_track, (slots > 0) & (track_slots > 0)))
     for target, last, wanted in writes:
         wanted = wanted & (last >= 0)
-        node, age = path_taps(last, parents[:batch], taps)
+        node, age = path_taps(last, parents, taps)
         node, age = node.flip(-1), age.flip(-1)  # oldest first, as the window lies
         pick = node.clamp(min=0)[None, :, :, None].expand(layers, batch, taps, dim)
         from_tree = inputs.gather(2, pick).transpose(2, 3)

@@ -1,5 +1,8 @@
-"""Gated DeltaNet: verify of draft nodes by replay (verify.py), the exact fold of accepted ones (fold.py), verify with a
-state a node (slots.py)."""
+"""Gated DeltaNet.
+
+Replay: verify_replay.py scores draft nodes from state and window (window.py), fold.py folds accepted tokens exactly.
+Slots: verify_slots.py scores them by plain recurrence and leaves every node's state in that node's slot.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import torch
 
 
 class GdnOps(NamedTuple):
-    """The GDN ops of one device. Signatures: verify.gdn_verify, fold.gdn_fold, slots.gdn_verify_slots."""
+    """The GDN ops of one device. Signatures: verify_replay.gdn_verify, fold.gdn_fold,
+    verify_slots.gdn_verify_slots."""
 
     verify: Callable[..., torch.Tensor]
     fold: Callable[..., None]
@@ -26,8 +30,8 @@ def ops_for(device: torch.device | str, sglang: tuple[int, ...] = (0, 5, 23)) ->
     kind = torch.device(device).type
     if kind == "cuda":
         from .fold import gdn_fold
-        from .slots import gdn_verify_slots
-        from .verify import gdn_verify
+        from .verify_replay import gdn_verify
+        from .verify_slots import gdn_verify_slots
 
         return GdnOps(gdn_verify, gdn_fold, partial(gdn_verify_slots, sglang=sglang))
     if kind == "cpu":

@@ -1,4 +1,4 @@
-"""Pieces of the GDN kernels, shared by prepare.py, verify.py and fold.py.
+"""Pieces of the GDN kernels, shared by prepare.py, verify_replay.py and fold.py.
 
 A tile of rows times K is held in three axes, K cut into NC chunks of KC. Triton spreads the last axis over the lanes of
 a warp and gives the lanes left over to one of the other two: they belong to the rows, not to the chunks, so that most

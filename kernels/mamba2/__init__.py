@@ -1,5 +1,5 @@
-"""Mamba2 (SSD). Replay: verify.py scores a draft tree from checkpoint and window, fold.py moves the checkpoint on.
-Slots: slots.py scores it by plain recurrence and leaves every node's state in that node's slot.
+"""Mamba2 (SSD). Replay: verify_replay.py scores a draft tree from checkpoint and window, fold.py moves the checkpoint
+on. Slots: verify_slots.py scores it by plain recurrence and leaves every node's state in that node's slot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 
 
 class Mamba2Ops(NamedTuple):
-    """The Mamba2 ops of one device. Signatures: verify.mamba2_verify, fold.mamba2_fold, slots.mamba2_verify_slots."""
+    """The Mamba2 ops of one device. Signatures: verify_replay.mamba2_verify, fold.mamba2_fold,
+    verify_slots.mamba2_verify_slots."""
 
     mamba2_verify: Callable[..., torch.Tensor]
     mamba2_fold: Callable[..., None]
@@ -27,8 +28,8 @@ def ops_for(device: torch.device | str, sglang: tuple[int, ...] = (0, 5, 23)) ->
     kind = torch.device(device).type
     if kind == "cuda":
         from .fold import mamba2_fold
-        from .slots import mamba2_verify_slots
-        from .verify import mamba2_verify
+        from .verify_replay import mamba2_verify
+        from .verify_slots import mamba2_verify_slots
 
         return Mamba2Ops(mamba2_verify, mamba2_fold, partial(mamba2_verify_slots, sglang=sglang))
     if kind == "cpu":

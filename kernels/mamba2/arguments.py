@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..common.operands import check_nodes
+
+MIN_DSTATE = 16  # what a tensor core takes at once
+
 
 def per_head(name: str, tensor: torch.Tensor, dims: int) -> torch.Tensor:
     """`tensor` cut to its first `dims` dimensions, the last of which is the head.
@@ -22,6 +26,32 @@ def per_head(name: str, tensor: torch.Tensor, dims: int) -> torch.Tensor:
     if tensor.dim() < dims:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected at least {dims} dimensions")
     return tensor[(slice(None),) * dims + (0,) * (tensor.dim() - dims)]
+
+
+def parameters(
+    dt: torch.Tensor, A: torch.Tensor, D: torch.Tensor | None, dt_bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """dt [T, nheads] and A, D, dt_bias [nheads] of what SGLang's mixer hands. Raises ValueError as per_head."""
+    return (
+        per_head("dt", dt, 2),
+        per_head("A", A, 1),
+        None if D is None else per_head("D", D, 1),
+        None if dt_bias is None else per_head("dt_bias", dt_bias, 1),
+    )
+
+
+def check_groups(nheads: int, ngroups: int) -> None:
+    """Raise ValueError unless the heads are shared out evenly."""
+    if nheads % ngroups:
+        raise ValueError(f"B: {ngroups} groups do not divide {nheads} heads")
+
+
+def check_sizes(nodes: int, nheads: int, ngroups: int, dstate: int) -> None:
+    """Raise ValueError for a draft tree or heads that the replay verify has no tiles for."""
+    check_nodes(nodes)
+    if dstate < MIN_DSTATE:
+        raise ValueError(f"B: dstate {dstate}, at least {MIN_DSTATE} needed")
+    check_groups(nheads, ngroups)
 
 
 class SlotsTiling(NamedTuple):

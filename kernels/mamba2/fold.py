@@ -3,10 +3,10 @@
     checkpoint[l, dst] = checkpoint[l, src] replayed over the first `count` entries of the row's window order
 
 settle: src = dst = slot, count = pending[slot]. Snapshot: dst = the slot the radix cache will own, count = track_count.
-Exact recurrence (replay.py), so the result does not depend on when it is called.
+Exact recurrence (fold_tile.py), so the result does not depend on when it is called.
 
-Layouts: checkpoint [L, S, nheads, headdim, dstate], or [L, S, nheads, dstate, headdim] in slots whose bit
-says KV (common/tile.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
+Layouts: checkpoint [L, S, nheads, headdim, dstate], or [L, S, nheads, dstate, headdim] in slots that lie
+as KV (common/axis_order.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
 [L, R, C, nheads] float32. A program owns BLOCK_P rows of one head's state.
 """
 
@@ -16,19 +16,21 @@ import torch
 import triton
 import triton.language as tl
 
-from ..common.checks import check_dtype, check_index, check_inner_contiguous, check_same_device, check_shape
-from ..common.layout import VK
-from ..common.tile import IS_KV, check_layout, load_state, store_state
-from .replay import inside, replay_tokens
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import Folds, States
+from ..common.tile import IS_KV, load_state, store_state
+from .arguments import check_groups
+from .fold_tile import inside, replay_tokens
+from .window import Mamba2Window
 
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK_P = 16
 
 
-@triton.jit(do_not_specialize=["write_layout"])
+@triton.jit(do_not_specialize=["write_order"])
 def _mamba2_fold_kernel(
     checkpoint,
-    state_layout,
+    axis_order,
     window_x,
     window_B,
     window_dt,
@@ -38,7 +40,7 @@ def _mamba2_fold_kernel(
     dst_slots,
     rows,
     counts,
-    write_layout,
+    write_order,
     stride_checkpoint_layer,
     stride_checkpoint_slot,
     stride_checkpoint_head,
@@ -52,19 +54,19 @@ def _mamba2_fold_kernel(
     stride_dt_row,
     stride_dt_pos,
     CAPACITY: tl.constexpr,
-    NHEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
-    LAYOUTS: tl.constexpr,
+    EITHER: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     blocks: tl.constexpr = (HEADDIM + BLOCK_P - 1) // BLOCK_P
-    head = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    b = tl.program_id(1)
-    layer = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(0) // blocks % HEADS
+    b = tl.program_id(0) // (blocks * HEADS)
+    layer = tl.program_id(1).to(tl.int64)
     source = tl.load(src_slots + b).to(tl.int64)
     target = tl.load(dst_slots + b).to(tl.int64)
     count = tl.load(counts + b).to(tl.int32)
@@ -83,11 +85,11 @@ def _mamba2_fold_kernel(
     target_at = target * stride_checkpoint_slot
     from_kv = False
     to_kv = False
-    if LAYOUTS:
-        from_kv = tl.load(state_layout + source) == IS_KV
+    if EITHER:
+        from_kv = tl.load(axis_order + source) == IS_KV
         # turned in place, a tile would overwrite what other programs are yet to read
-        to_kv = tl.where(source == target, from_kv, write_layout == IS_KV)
-    state = load_state(in_vk + source_at, in_kv + source_at, tile_inside, from_kv, LAYOUTS)
+        to_kv = tl.where(source == target, from_kv, write_order == IS_KV)
+    state = load_state(in_vk + source_at, in_kv + source_at, tile_inside, from_kv, EITHER)
     window = (
         order + row * CAPACITY,
         window_x + layer * stride_x_layer + row * stride_x_row + head * HEADDIM + dim,
@@ -99,8 +101,8 @@ def _mamba2_fold_kernel(
         dim_inside,
         state_inside[None, :],
     )
-    state = replay_tokens(state, count, tl.load(A + layer * NHEADS + head).to(tl.float32), window)
-    store_state(in_vk + target_at, in_kv + target_at, state, tile_inside, to_kv, LAYOUTS)
+    state = replay_tokens(state, count, tl.load(A + layer * HEADS + head).to(tl.float32), window)
+    store_state(in_vk + target_at, in_kv + target_at, state, tile_inside, to_kv, EITHER)
 
 
 def num_warps(dstate: int) -> int:
@@ -108,105 +110,44 @@ def num_warps(dstate: int) -> int:
     return 1 if dstate <= 128 else 2
 
 
-def mamba2_fold(
-    checkpoint: torch.Tensor,
-    *,
-    window_x: torch.Tensor,
-    window_B: torch.Tensor,
-    window_dt: torch.Tensor,
-    A: torch.Tensor,
-    order: torch.Tensor,
-    src_slots: torch.Tensor,
-    dst_slots: torch.Tensor,
-    rows: torch.Tensor,
-    counts: torch.Tensor,
-    state_layout: torch.Tensor | None = None,
-    write_layout: int = VK,
-) -> None:
-    """Write checkpoint[:, dst] = fold of the first counts[b] entries of order[rows[b]] onto checkpoint[:, src].
+def mamba2_fold(states: States, window: Mamba2Window, folds: Folds, *, A: torch.Tensor) -> None:
+    """states[:, dst] = fold of the first counts[b] entries of order[rows[b]] onto states[:, src], in all layers.
 
-    checkpoint  [L, S, nheads, headdim, dstate] float, inner two dimensions contiguous: read at src, written at dst.
-    window_x    [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate] float, window_dt [L, R, C, nheads]
-                float32, each with its inner dimensions (after C) contiguous: read.
-    A           [L, nheads] float32 (negative): read, contiguous.
-    order       [R, C] int32 contiguous: read.
-    src_slots, dst_slots, rows, counts
-                [B] int32 or int64. Skipped: src <= 0, dst <= 0, count == 0 with src == dst. count == 0 with
-                src != dst copies. No dst may be another batch row's src.
-    state_layout
-                [S] uint8, VK or KV: the layout of each source. None: all VK.
-    write_layout
-                VK or KV: how a dst that is not src is written; the caller sets its bit. KV needs a state_layout. In
-                place the layout stays.
+    states  [L, S, H, P, D]: read at src as they lie, written at dst.
+    window  of all layers: read. pending is not looked at.
+    folds   what to fold; see Folds for what is skipped and what only copied.
+    A       [L, H] float32 (negative), contiguous: read.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    layers, _, nheads, headdim, dstate = checkpoint.shape
-    batch, capacity = src_slots.shape[0], order.shape[1]
-    check_shape("window_x", window_x, (layers, order.shape[0], capacity, nheads, headdim))
-    check_shape("window_B", window_B, (layers, order.shape[0], capacity, None, dstate))
-    check_shape("window_dt", window_dt, (layers, order.shape[0], capacity, nheads))
-    check_shape("A", A, (layers, nheads))
-    ngroups = window_B.shape[3]
-    if nheads % ngroups:
-        raise ValueError(f"window_B: {ngroups} groups do not divide {nheads} heads")
-    for name, tensor in {"checkpoint": checkpoint, "window_x": window_x, "window_B": window_B}.items():
-        check_dtype(name, tensor, FLOAT_DTYPES)
-        check_inner_contiguous(name, tensor, 2)
-    for name, tensor, dims in (("window_dt", window_dt, 1), ("A", A, 2)):
-        check_dtype(name, tensor, (torch.float32,))
-        check_inner_contiguous(name, tensor, dims)
-    check_dtype("order", order, (torch.int32,))
-    check_inner_contiguous("order", order, 2)
-    indices = {"src_slots": src_slots, "dst_slots": dst_slots, "rows": rows, "counts": counts}
-    for name, tensor in indices.items():
-        check_index(name, tensor, batch)
-    check_layout(state_layout, checkpoint.shape[1], write_layout)
-    check_same_device(
-        checkpoint=checkpoint,
-        window_x=window_x,
-        window_B=window_B,
-        window_dt=window_dt,
-        A=A,
-        order=order,
-        state_layout=state_layout,
-        **indices,
+    sizes = check(
+        states=Arg(states.data, "L S H P D", FLOATS, contiguous=2),
+        axis_order=Arg(states.axis_order, "S"),
+        order=Arg(window.order, "R C"),
+        window_x=Arg(window.x, "L R C H P", FLOATS, contiguous=2),
+        window_B=Arg(window.B, "L R C G D", window.x.dtype, contiguous=2),
+        window_dt=Arg(window.dt, "L R C H", torch.float32),
+        A=Arg(A, "L H", torch.float32, contiguous=2),
+        src_slots=Arg(folds.src, "B"),
     )
+    layers, batch, nheads, headdim, ngroups, dstate = sizes.get_all("L B H P G D")
+    check_groups(nheads, ngroups)
     if batch == 0 or layers == 0:
         return
-    blocks = triton.cdiv(headdim, BLOCK_P)
-    _mamba2_fold_kernel[(nheads * blocks, batch, layers)](
-        checkpoint,
-        state_layout,
-        window_x,
-        window_B,
-        window_dt,
-        A,
-        order,
-        src_slots,
-        dst_slots,
-        rows,
-        counts,
-        write_layout,
-        checkpoint.stride(0),
-        checkpoint.stride(1),
-        checkpoint.stride(2),
-        window_x.stride(0),
-        window_x.stride(1),
-        window_x.stride(2),
-        window_B.stride(0),
-        window_B.stride(1),
-        window_B.stride(2),
-        window_dt.stride(0),
-        window_dt.stride(1),
-        window_dt.stride(2),
-        CAPACITY=capacity,
-        NHEADS=nheads,
+    _mamba2_fold_kernel[launch_grid(batch * nheads * triton.cdiv(headdim, BLOCK_P), layers)](
+        states.data, states.axis_order, window.x, window.B, window.dt, A, window.order, folds.src, folds.dst,
+        folds.rows, folds.counts, states.write,
+        states.data.stride(0), states.data.stride(1), states.data.stride(2),
+        window.x.stride(0), window.x.stride(1), window.x.stride(2),
+        window.B.stride(0), window.B.stride(1), window.B.stride(2),
+        window.dt.stride(0), window.dt.stride(1), window.dt.stride(2),
+        CAPACITY=window.order.shape[1],
+        HEADS=nheads,
         HEADS_PER_GROUP=nheads // ngroups,
         HEADDIM=headdim,
         DSTATE=dstate,
-        LAYOUTS=state_layout is not None,
+        EITHER=states.axis_order is not None,
         BLOCK_P=BLOCK_P,
         BLOCK_S=triton.next_power_of_2(dstate),
         num_warps=num_warps(dstate),
-    )
+    )  # fmt: skip

@@ -136,8 +136,6 @@ class VerifyMamba2(TargetVerify, Mamba2Backend):
             D=mixer.D,
             dt_bias=mixer.dt_bias,
             dt_softplus=True,
-            dt_limits=None,
-            z=None,
             out=scored[:tokens].view(tokens, heads, mixer.head_dim),
         )
         return scored

@@ -90,6 +90,17 @@ def tracking_of(req: Any) -> Any:
     return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv
 
 
+def lengths_of(req: Any) -> Any:
+    """Where a request keeps how many of its tokens it has committed (``kv_committed_len``): in KV cache and state."""
+    return req if hasattr(req, "kv_committed_len") else req.kv
+
+
+def key_length(req: Any) -> int:
+    """Of how many of its committed tokens the radix cache is told when a request ends."""
+    owned = getattr(req, "owned_kv_len", None)  # up to 0.5.20 under another name
+    return int(owned() if owned is not None else req.effective_kv_committed_len())
+
+
 def finds_older_snapshots(component: Any) -> bool:
     """Whether the radix cache itself looks for a finished request's newest snapshot within its key (not in 0.5.17)."""
     return hasattr(component, "_select_finished_checkpoint")

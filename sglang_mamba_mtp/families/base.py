@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from mamba_mtp_kernels.common.operands import Window
 
 VerifyOp = Callable[..., torch.Tensor]
 FoldOp = Callable[..., None]
@@ -33,9 +34,14 @@ class Family(ABC):
 
     Attributes
         fold_first: whether the replay verify takes the order to start its rows in.
+        window: the class in which its kernels take a window; its inputs are named as in `fields`.
+        longest_window: the longest window whose verify of 64 nodes fits the shared memory of a Hopper SM, 227 KiB.
+            The verify is compiled for its window's length. (`tests/kernels/longest_window.py`)
     """
 
     fold_first: ClassVar[bool]
+    window: ClassVar[type[Window]]
+    longest_window: ClassVar[int]
 
     @abstractmethod
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import gdn
+from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..compat import version
 from .base import Family, FoldOp, TokenField, VerifyOp
@@ -17,6 +18,8 @@ class GdnFamily(Family):
     raw inputs."""
 
     fold_first = False
+    window = GdnWindow
+    longest_window = 256
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (HV, V, K)."""

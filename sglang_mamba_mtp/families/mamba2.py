@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import mamba2
+from mamba_mtp_kernels.common.operands import Folds, States
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from ..compat import version
 from .base import Family, FoldOp, TokenField, VerifyOp
@@ -16,6 +18,8 @@ class Mamba2Family(Family):
     """A fold decays by the mixers' A, which is no input of a token."""
 
     fold_first = True
+    window = Mamba2Window
+    longest_window = 128
 
     def fields(self, shape: Any, dtype: torch.dtype) -> Mapping[str, TokenField]:
         """``shape.temporal`` = (nheads, headdim, dstate)."""
@@ -40,7 +44,7 @@ class Mamba2Family(Family):
         mixers = [module for module in model.modules() if isinstance(module, MambaMixer2)]
         run = mamba2.ops_for(device).mamba2_fold
 
-        def fold(checkpoint: torch.Tensor, **arguments: Any) -> None:
-            run(checkpoint, A=torch.stack([mixer.A.data for mixer in mixers]), **arguments)
+        def fold(states: States, window: Mamba2Window, folds: Folds) -> None:
+            run(states, window, folds, A=torch.stack([mixer.A.data for mixer in mixers]))
 
         return fold

@@ -71,3 +71,36 @@ def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval:
         in_place = position == tracking.mamba_next_track_idx
         if in_place and batches.may_cross_track_boundary(req, mamba_track_interval, max_draft_tokens):
             tracking.mamba_last_track_seqlen = None
+
+
+def cache_no_state_past_its_key(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE `release_kv_cache`: without an extra buffer the radix cache is given the request's own state, which cannot
+    be cut back where the key is shorter than what the request has committed.
+
+    So it is where a run was accepted past a stop in 0.5.22 (0.5.23 caches nothing then either; earlier versions cache
+    the tokens past the stop too), and everywhere with ``--strip-thinking-cache``.
+    """
+    if not tree_cache.supports_mamba() or tree_cache.enable_mamba_extra_buffer or not req.finished():
+        return
+    if batches.key_length(req) < batches.lengths_of(req).kv_committed_len:
+        req.skip_radix_cache_insert = True
+
+
+def tails_of(batch: Any) -> list[Any]:
+    """The requests that a mixed batch decodes, one token each, behind its prefills, where drafts are verified."""
+    return list(batch.decoding_reqs or ()) if not batch.spec_algorithm.is_none() else []
+
+
+def count_what_a_tail_ends_with(original: Callable[..., None], processor: Any, batch: Any, result: Any) -> None:
+    """AROUND `process_batch_result_prefill`: the token a tail decoded is in its state, whether or not it ends there.
+
+    SGLang counts it only if the request goes on, and would cache the state of one that ends under a key that is one
+    token short. So it is counted before the request is released, and taken back where SGLang has counted it as well.
+    """
+    running = [req for req in tails_of(batch) if not req.finished() and not req.is_retracted]
+    for req in running:
+        batches.lengths_of(req).kv_committed_len += 1
+    original(processor, batch, result)
+    for req in running:
+        if not req.finished():
+            batches.lengths_of(req).kv_committed_len -= 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 from mamba_mtp_kernels import common
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 
 #: What ``auto`` means: the faster one, measured (tests/bench/results/*-modes.json, "layouts").
 FASTER = VK
@@ -43,7 +43,7 @@ class AxisOrders:
 
     def turn(self, slots: torch.Tensor, order: int) -> None:
         """Bring ``slots`` (distinct, entries <= 0 skipped) into ``order`` where they are in the other one."""
-        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), layout=order)
+        self._ops.turn_states(self._states, self.bits, slots=slots.reshape(-1), to=order)
 
     def mark(self, slots: torch.Tensor, order: int) -> None:
         """Somebody has written, or is about to write, the states of ``slots`` in ``order``; entries <= 0 skipped."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from mamba_mtp_kernels.common.operands import NodeSlots, SlotBooks, States
 
 from ..families.base import VerifyOp
 from .axis_order import AxisOrders
@@ -57,6 +58,8 @@ class DraftSlots(DraftStore):
         self.current_input = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.row_slot = torch.zeros(rows, dtype=torch.int32, device=device)
         self.slot_row = torch.zeros(first, dtype=torch.int32, device=device)
+        self._books = SlotBooks(self.current_input, self.row_slot, self.slot_row, first, nodes)
+        self._layers = [States(layer, axis_orders.in_play, axis_orders.write) for layer in states]
         self._read_slots = torch.zeros(max_batch, dtype=torch.int32, device=device)
         self._write_slots = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
         self._track_source = torch.zeros(max_batch, dtype=torch.int32, device=device)
@@ -91,7 +94,7 @@ class DraftSlots(DraftStore):
             weight=weight,
             bias=bias,
             activation=activation,
-            **self._slots_and_links(batch),
+            nodes=self._nodes(batch),
         )
 
     def _place(self, batch: VerifyBatch) -> None:
@@ -99,28 +102,16 @@ class DraftSlots(DraftStore):
         self._common.place_nodes(
             self._read_slots[: batch.size],
             self._per_node(self._write_slots, batch),
-            slots=batch.slots,
-            rows=batch.rows,
-            current_input=self.current_input,
-            row_slot=self.row_slot,
-            first_draft_slot=self.first,
-            nodes_per_row=self.nodes,
+            self.rows(batch),
+            self._books,
         )
 
-    def _slots_and_links(self, batch: VerifyBatch) -> dict[str, Any]:
-        return {
-            "read_slots": self._read_slots[: batch.size],
-            "write_slots": self._per_node(self._write_slots, batch),
-            "parents": None if batch.chain else self.parents(batch),
-        }
+    def _nodes(self, batch: VerifyBatch) -> NodeSlots:
+        parents = None if batch.chain else self.parents(batch)
+        return NodeSlots(self._read_slots[: batch.size], self._per_node(self._write_slots, batch), parents)
 
     def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
-        return {
-            "states": self.states[index],
-            **self._slots_and_links(batch),
-            "state_layout": self._axis_orders.in_play,
-            "write_layout": self._axis_orders.write,
-        }
+        return {"states": self._layers[index], "nodes": self._nodes(batch)}
 
     def commit(
         self,
@@ -132,15 +123,10 @@ class DraftSlots(DraftStore):
     ) -> None:
         sources = self._track_source[: batch.size]
         self._common.commit_slots(
-            current_input=self.current_input,
-            row_slot=self.row_slot,
-            slot_row=self.slot_row,
-            slots=batch.slots,
-            rows=batch.rows,
+            self._books,
+            self.rows(batch),
             last_correct=last_correct,
             steps_to_track=steps_to_track,
-            first_draft_slot=self.first,
-            nodes_per_row=self.nodes,
             track_src=sources,
         )
         if steps_to_track is not None and track_slots is not None:
@@ -152,16 +138,14 @@ class DraftSlots(DraftStore):
         """Copy the newest states of ``slots`` into them, where those lie in draft slots."""
         slots = slots.reshape(-1)
         newest = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
-        self._common.newest_slots(newest, slots=slots, **self._pointers)
+        self._common.newest_slots(newest, self._books, slots=slots)
+        if self.counts is not None:
+            self.counts.moves(newest, slots)
         self._move(newest, slots)
         self.discard(slots)
 
     def discard(self, slots: torch.Tensor) -> None:
-        self._common.forget_inputs(slots=slots.reshape(-1), **self._pointers)
-
-    @property
-    def _pointers(self) -> dict[str, torch.Tensor]:
-        return {"current_input": self.current_input, "row_slot": self.row_slot, "slot_row": self.slot_row}
+        self._common.forget_inputs(self._books, slots=slots.reshape(-1))
 
     def _move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
         """Copy recurrent and convolution states, where both slots are > 0 and differ; their axis order goes along."""

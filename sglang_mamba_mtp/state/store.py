@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels import common, conv1d
+from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
+from .counts import Counts
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
+        counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)
@@ -66,6 +70,10 @@ class DraftStore(ABC):
     def ancestors(self, batch: VerifyBatch) -> torch.Tensor:
         """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
         return self._per_node(self._ancestors, batch)
+
+    def rows(self, batch: VerifyBatch) -> Rows:
+        """The running verify as the kernels take it: its rows and their draft trees."""
+        return Rows(batch.slots, batch.rows, parents=self.parents(batch), ancestors=self.ancestors(batch))
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         if batch.size > self._max_batch or batch.nodes > self.nodes:

@@ -22,10 +22,12 @@ the forward stream alone, without host reads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from mamba_mtp_kernels.common import operands
+from mamba_mtp_kernels.common.operands import Folds, Rows, States
 
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
 from .axis_order import AxisOrders
@@ -37,12 +39,14 @@ class WindowShape:
     """Sizes of a window, enough to allocate it and to account for it.
 
     ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
-    largest ``draft_token_num``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs.
+    largest ``draft_token_num``; ``kind`` is the class in which the family's kernels take a window, its inputs named as
+    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs.
     """
 
     layers: int
     nodes: int
     threshold: int
+    kind: type[operands.Window]
     fields: Mapping[str, TokenField]
     conv_dim: int
     conv_dtype: torch.dtype
@@ -57,6 +61,7 @@ class WindowShape:
             layers=layers,
             nodes=nodes,
             threshold=threshold,
+            kind=family.window,
             fields=family.fields(cache_params.shape, dtype),
             conv_dim=cache_params.shape.conv[0][0],
             conv_dtype=dtype,
@@ -108,6 +113,9 @@ class Window(DraftStore):
         self.conv_inputs = torch.zeros(
             (shape.layers, rows, shape.nodes, shape.conv_dim), dtype=shape.conv_dtype, device=device
         )
+        self._window = shape.kind(self.pending, self.order, shape.threshold, **self.fields)
+        self._states = States(states, axis_orders.in_play, axis_orders.write)
+        self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         #: order in which a verify starts its rows: any permutation gives the same results
         self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device) if fold_first else None
         self._track_count = torch.zeros(max_batch, dtype=torch.int32, device=device)
@@ -126,9 +134,7 @@ class Window(DraftStore):
         if self.schedule is not None:
             # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
             # date, which costs time and nothing else.
-            self._common.fold_first(
-                self.schedule, slots=batch.slots, pending=self.pending, fold_threshold=self.shape.threshold
-            )
+            self._common.fold_first(self.schedule, self._window, slots=batch.slots)
 
     def convolve(
         self,
@@ -146,25 +152,16 @@ class Window(DraftStore):
             weight=weight,
             bias=bias,
             activation=activation,
-            slots=batch.slots,
-            rows=batch.rows,
-            parents=self.parents(batch),
+            rows=self.rows(batch),
             conv_inputs=self.conv_inputs[index, :, : batch.nodes],
         )
 
+    def rows(self, batch: VerifyBatch) -> Rows:
+        return replace(super().rows(batch), schedule=self.schedule)
+
     def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
-        return {
-            "checkpoint": self.states[index],
-            "slots": batch.slots,
-            "rows": batch.rows,
-            "pending": self.pending,
-            "order": self.order,
-            **{f"window_{name}": tensor[index] for name, tensor in self.fields.items()},
-            "ancestors": self.ancestors(batch),
-            "fold_threshold": self.shape.threshold,
-            "state_layout": self._axis_orders.in_play,
-            **({} if self.schedule is None else {"schedule": self.schedule}),
-        }
+        states, window = self._layers[index]
+        return {"states": states, "window": window, "rows": self.rows(batch)}
 
     def commit(
         self,
@@ -174,23 +171,20 @@ class Window(DraftStore):
         track_slots: torch.Tensor | None,
         steps_to_track: torch.Tensor | None,
     ) -> None:
-        parents = self.parents(batch)
-        counts = self._track_count[: batch.size]
+        rows, counts = self.rows(batch), self._track_count[: batch.size]
+        if self.counts is not None:
+            self.counts.folds(self.pending, batch.slots, self.shape.threshold)
         self._common.commit_window(
-            pending=self.pending,
+            self._window,
+            rows,
             window_row=self.window_row,
-            order=self.order,
-            slots=batch.slots,
-            rows=batch.rows,
             last_correct=last_correct,
             steps_to_track=steps_to_track,
-            parents=parents,
-            fold_threshold=self.shape.threshold,
             track_count=counts,
         )
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))
-            self._run_fold(batch.slots, destinations, batch.rows, counts)
+            self._fold(self._states, self._window, Folds(batch.slots, destinations, batch.rows, counts))
             self.discard(destinations)
             self._axis_orders.mark(destinations, self._axis_orders.write)
         # From its first commit on a request's slot has the axis order we write, and folds in place keep it.
@@ -198,35 +192,20 @@ class Window(DraftStore):
         self._conv.commit_conv(
             self.conv_states,
             self.conv_inputs[:, :, : batch.nodes],
-            slots=batch.slots,
-            rows=batch.rows,
+            rows,
             last_correct=last_correct,
-            parents=parents,
             steps_to_track=steps_to_track,
             track_slots=track_slots,
         )
 
     def settle(self, slots: torch.Tensor) -> None:
         """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
+        if self.counts is not None:
+            self.counts.settles(self.pending, slots)
         live = slots.clamp(min=0).to(torch.int64)
-        self._run_fold(slots, slots, self.window_row[live], self.pending[live])
+        self._fold(self._states, self._window, Folds(slots, slots, self.window_row[live], self.pending[live]))
         self.discard(slots)
 
     def discard(self, slots: torch.Tensor) -> None:
         # Slot 0 is nobody's and never has pending tokens, so padding may land there.
         self.pending.index_fill_(0, slots.clamp(min=0).reshape(-1).to(torch.int64), 0)
-
-    def _run_fold(
-        self, src_slots: torch.Tensor, dst_slots: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor
-    ) -> None:
-        self._fold(
-            self.states,
-            **{f"window_{name}": tensor for name, tensor in self.fields.items()},
-            order=self.order,
-            src_slots=src_slots,
-            dst_slots=dst_slots,
-            rows=rows,
-            counts=counts,
-            state_layout=self._axis_orders.in_play,
-            write_layout=self._axis_orders.write,
-        )

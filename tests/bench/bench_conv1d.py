@@ -20,10 +20,11 @@ from stock import StockConv
 
 import_kernels()
 
+from mamba_mtp_kernels.common.operands import Rows  # noqa: E402
 from mamba_mtp_kernels.common.tree import build_tree  # noqa: E402
 from mamba_mtp_kernels.conv1d.commit import commit_conv  # noqa: E402
 from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, conv1d_verify_reference  # noqa: E402
-from mamba_mtp_kernels.conv1d.verify import conv1d_verify  # noqa: E402
+from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify  # noqa: E402
 
 LAYERS = 8
 ROTATED_BYTES = 120e6
@@ -70,15 +71,16 @@ class Problem:
             batch=self.batch,
         )
 
+    def batch_rows(self, which: int) -> Rows:
+        return Rows(self.slots[which], self.rows[which], parents=self.parents)
+
     def verify(self, which: int, op=conv1d_verify, **extra: Any) -> torch.Tensor:
         arguments = {
             "conv_states": self.conv_states[0],
             "weight": self.weight,
             "bias": self.bias,
             "activation": "silu",
-            "slots": self.slots[which],
-            "rows": self.rows[which],
-            "parents": self.parents,
+            "rows": self.batch_rows(which),
             "conv_inputs": self.conv_inputs[0],
         }
         return op(self.x[which], **{**arguments, **extra})
@@ -87,10 +89,8 @@ class Problem:
         op(
             conv_states,
             self.conv_inputs,
-            slots=self.slots[which],
-            rows=self.rows[which],
+            self.batch_rows(which),
             last_correct=self.last,
-            parents=self.parents,
             steps_to_track=None,
             track_slots=None,
         )

@@ -4,7 +4,9 @@
     python tests/bench/bench_gdn.py --windows 0 8 16 32 --batches 64 --cases 8:chain     # choose the window
     python tests/bench/bench_gdn.py --sweep [--cases 8:chain] [--batches 64 8]           # launch shapes
 
-Times are per layer, amortised over the window cycle at accept length N/2+1, rows at staggered phases of the cycle.
+Times are per layer, amortised over the window cycle at accept length N/2+1, rows at staggered phases of the cycle. Both
+sides pay for the states that the radix cache tracks, at their share (cases.boundaries): SGLang with a second scatter in
+every step, replay with a fold. Whole steps, convolution and all, are bench_modes.py's.
 Pools are larger than the L2 cache and rotated. Errors against float64 are checked first; nothing is printed on red.
 The baseline needs `sglang` (0.5.17) on PYTHONPATH and is left out, with a note, where it cannot be imported.
 """
@@ -13,22 +15,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import multiprocessing
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
-from cases import DTYPES, GdnShape, ancestor_masks, rms_ratio, sets_for, tree_parents, window_cycle
-from graph_timing import environment, import_kernels, time_launches, write_record
+from cases import (
+    DTYPES,
+    GdnShape,
+    ancestor_masks,
+    apart,
+    boundaries,
+    rms_ratio,
+    sets_for,
+    tree_parents,
+    window_cycle,
+)
+from graph_timing import environment, import_kernels, time_launches, time_mixture, write_record
 from stock import StockGdn
 
 import_kernels()
 
+from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
 from mamba_mtp_kernels.gdn.fold import gdn_fold  # noqa: E402
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference  # noqa: E402
-from mamba_mtp_kernels.gdn.verify import VerifyConfig, default_config, gdn_verify  # noqa: E402
+from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, default_config, gdn_verify  # noqa: E402
+from mamba_mtp_kernels.gdn.window import GdnWindow  # noqa: E402
 
 
 class Problem:
@@ -49,14 +65,14 @@ class Problem:
         self.gates = randn(sets, tokens, 2 * shape.HV).bfloat16()
         self.A_log, self.dt_bias = randn(shape.HV) * 0.5, randn(shape.HV) * 0.5
         self.scale = shape.K**-0.5
-        self.pools = {
-            "checkpoint": torch.empty(
-                rows + 1, shape.HV, shape.V, shape.K, dtype=DTYPES[shape.state], device="cuda"
-            ).normal_(generator=generator),
-            "window_k": randn(rows, capacity, shape.H, shape.K).bfloat16(),
-            "window_v": randn(rows, capacity, shape.HV, shape.V).bfloat16(),
-            "window_g": -torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
-            "window_beta": torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
+        self.states = torch.empty(
+            rows + 1, shape.HV, shape.V, shape.K, dtype=DTYPES[shape.state], device="cuda"
+        ).normal_(generator=generator)
+        self.window_inputs = {
+            "k": randn(rows, capacity, shape.H, shape.K).bfloat16(),
+            "v": randn(rows, capacity, shape.HV, shape.V).bfloat16(),
+            "g": -torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
+            "beta": torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
         }
         self.slots = 1 + torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
         self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
@@ -82,29 +98,35 @@ class Problem:
 
     def pending(self, counts: list[int]) -> torch.Tensor:
         """[S] pending counts: row b of every set has counts[b % len]."""
-        pending = torch.zeros(self.pools["checkpoint"].shape[0], dtype=torch.int32, device="cuda")
+        pending = torch.zeros(self.states.shape[0], dtype=torch.int32, device="cuda")
         per_row = torch.tensor([counts[b % len(counts)] for b in range(self.batch)], dtype=torch.int32, device="cuda")
         pending[self.slots.long()] = per_row.expand(self.sets, self.batch)
         return pending
+
+    def window_with(self, pending: torch.Tensor) -> GdnWindow:
+        return GdnWindow(pending, self.order, self.window, **self.window_inputs)
+
+    def double(self) -> Problem:
+        """A copy whose states (float32 ones) and window inputs are float64."""
+        other = copy.copy(self)
+        other.states = self.states.double() if self.states.dtype == torch.float32 else self.states.clone()
+        other.window_inputs = {name: tensor.double() for name, tensor in self.window_inputs.items()}
+        return other
 
     def verify(
         self, which: int, pending: torch.Tensor, op: Callable[..., torch.Tensor] = gdn_verify, **extra: Any
     ) -> torch.Tensor:
         """Run op; with compute_dtype among `extra`, on inputs of that dtype."""
-        inputs = (x.to(extra.get("compute_dtype", x.dtype)) for x in self.inputs(which))
-        arguments = {
-            **self.pools,
-            "A_log": self.A_log,
-            "dt_bias": self.dt_bias,
-            "scale": self.scale,
-            "slots": self.slots[which],
-            "rows": self.rows[which],
-            "pending": pending,
-            "order": self.order,
-            "ancestors": self.ancestors,
-            "fold_threshold": self.window,
-        }
-        return op(*inputs, **{**arguments, **extra})
+        return op(
+            *(x.to(extra.get("compute_dtype", x.dtype)) for x in self.inputs(which)),
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            scale=self.scale,
+            states=States(self.states),
+            rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors),
+            window=self.window_with(pending),
+            **extra,
+        )
 
 
 class Stock(StockGdn):
@@ -121,7 +143,7 @@ class Stock(StockGdn):
             A_log=problem.A_log,
             dt_bias=problem.dt_bias,
             scale=problem.scale,
-            states=problem.pools["checkpoint"],
+            states=problem.states,
             slots=problem.slots[which],
             out=out,
         )
@@ -139,7 +161,7 @@ class Stock(StockGdn):
             b,
             A_log=problem.A_log,
             dt_bias=problem.dt_bias,
-            states=problem.pools["checkpoint"],
+            states=problem.states,
             slots=problem.slots[which],
             buffer=buffer,
             starts=starts,
@@ -163,20 +185,18 @@ def check_errors(
     result: dict[str, float] = {}
     for label, counts in (("empty", [0]), ("ragged", [0, window, max(window - 3, 0), window + nodes])):
         pending = problem.pending(counts)
-        exact = {name: pool.clone() if name == "checkpoint" else pool.double() for name, pool in problem.pools.items()}
-        if shape.state == "fp32":
-            exact["checkpoint"] = exact["checkpoint"].double()
-        expected = problem.verify(0, pending, gdn_verify_reference, compute_dtype=torch.float64, **exact)
+        exact = problem.double()
+        expected = exact.verify(0, pending, gdn_verify_reference, compute_dtype=torch.float64)
         if label == "empty":
             result["rounding"] = rms_ratio(expected.bfloat16(), expected)
             if stock is not None:
-                buffer = torch.zeros(problem.batch, nodes, *problem.pools["checkpoint"].shape[1:], device="cuda")
+                buffer = torch.zeros(problem.batch, nodes, *problem.states.shape[1:], device="cuda")
                 out = stock.verify_problem(
                     problem, 0, buffer.to(DTYPES[shape.state]), starts_of(problem), kind != "chain"
                 )
                 result["stock"] = rms_ratio(out, expected)
         result[label] = rms_ratio(problem.verify(0, pending, config=config), expected)
-        result[f"{label} state"] = rms_ratio(problem.pools["checkpoint"], exact["checkpoint"].double())
+        result[f"{label} state"] = rms_ratio(problem.states, exact.states.double())
     # a bf16 tree re-reads rounded states at stock: not a yardstick to be generous with
     limit = 2 * min(result["rounding"], result.get("stock", result["rounding"]))
     bad = {name: result[name] for name in ("empty", "ragged") if not result[name] <= limit}
@@ -203,41 +223,56 @@ def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -
 
 def time_stock(stock: Stock, problem: Problem, tree: bool, budget_ms: float) -> dict[str, dict[str, float]]:
     shape, batch, nodes = problem.shape, problem.batch, problem.nodes
-    pool = problem.pools["checkpoint"]
+    pool = problem.states
     out = torch.empty(batch, 1, shape.HV, shape.V, dtype=torch.bfloat16, device="cuda")
     copies = 1 if batch >= 32 else 4
     buffers = torch.zeros(copies, 1, batch, nodes, *pool.shape[1:], dtype=pool.dtype, device="cuda")
     accepted = torch.full((batch,), nodes // 2, dtype=torch.int32, device="cuda")
+    fewer, share = boundaries(batch, nodes // 2 + 1)
+
+    def scatters(tracked: int) -> list[Callable[[], None]]:
+        """Of the accepted states to the slots, and of the tracked ones: to the slots of another set, say."""
+        track = torch.full_like(accepted, -1)
+        track[apart(batch, tracked)] = nodes // 4
+
+        def scatter(s: int) -> None:
+            stock.scatter(pool[None], buffers[s % copies], problem.slots[s], accepted)
+            stock.scatter(pool[None], buffers[s % copies], problem.slots[s - 1], track)
+
+        return [partial(scatter, s) for s in which]
+
     starts = starts_of(problem)
     which = range(problem.sets)
     launches = {
         "decode": [lambda s=s: stock.decode_problem(problem, s, out) for s in which],
         "verify": [lambda s=s: stock.verify_problem(problem, s, buffers[s % copies, 0], starts, tree) for s in which],
-        "scatter": [
-            lambda s=s: stock.scatter(pool[None], buffers[s % copies], problem.slots[s], accepted) for s in which
-        ],
     }
-    return {name: time_launches(calls, budget_ms=budget_ms) for name, calls in launches.items()}
+    result = {name: time_launches(calls, budget_ms=budget_ms) for name, calls in launches.items()}
+    return result | {"scatter": time_mixture(scatters, fewer, share, budget_ms=budget_ms)}
 
 
-def time_settle(problem: Problem, budget_ms: float) -> dict[str, float]:
-    """gdn_fold of a full window, every row."""
-    counts = torch.full((problem.batch,), problem.window, dtype=torch.int32, device="cuda")
-    pools = {name: pool[None] for name, pool in problem.pools.items()}
-    checkpoint = pools.pop("checkpoint")
-    launches = [
-        lambda s=s: gdn_fold(
-            checkpoint,
-            **pools,
-            order=problem.order,
-            src_slots=problem.slots[s],
-            dst_slots=problem.slots[s],
-            rows=problem.rows[s],
-            counts=counts,
-        )
-        for s in range(problem.sets)
-    ]
-    return time_launches(launches, budget_ms=budget_ms)
+def time_folds(problem: Problem, budget_ms: float) -> dict[str, dict[str, float]]:
+    """gdn_fold outside a verify: "settle" of a full window in every row, and "track" of half a window in the rows that
+    pass a track boundary, to slots of another set."""
+    states = States(problem.states[None])
+    window = problem.window_with(problem.pending([problem.window]))
+    window = replace(window, **{name: tensor[None] for name, tensor in problem.window_inputs.items()})
+    full = torch.full((problem.batch,), problem.window, dtype=torch.int32, device="cuda")
+
+    def launches(dst: torch.Tensor, counts: torch.Tensor) -> list[Callable[[], None]]:
+        folds = [Folds(*where, counts) for where in zip(problem.slots, dst, problem.rows, strict=True)]
+        return [partial(gdn_fold, states, window, fold) for fold in folds]
+
+    def tracked(rows: int) -> list[Callable[[], None]]:
+        chosen = torch.zeros_like(full)
+        chosen[apart(problem.batch, rows)] = 1
+        return launches(problem.slots.roll(1, 0) * chosen, full // 2 * chosen)
+
+    fewer, share = boundaries(problem.batch, problem.nodes // 2 + 1)
+    return {
+        "settle": time_launches(launches(problem.slots, full), budget_ms=budget_ms),
+        "track": time_mixture(tracked, fewer, share, budget_ms=budget_ms),
+    }
 
 
 def default_for(nodes: int) -> VerifyConfig:
@@ -358,8 +393,8 @@ def main() -> None:
                     problem = Problem(shape, batch, nodes, kind, window, sets_for(batch * shape.state_bytes))
                     entry: dict[str, Any] = {"state": shape.state, "nodes": nodes, "kind": kind, "window": window}
                     entry |= {"batch": batch, "errors": errors, "ours": time_ours(problem, config, options.budget_ms)}
-                    if nodes == cases[0][0] and window > 0:
-                        entry["settle"] = time_settle(problem, options.budget_ms)
+                    if window > 0:
+                        entry["folds"] = time_folds(problem, options.budget_ms)
                     if stock is not None:
                         if batch not in baseline:
                             baseline[batch] = time_stock(stock, problem, kind != "chain", options.budget_ms)
@@ -372,20 +407,23 @@ def main() -> None:
 
     print(record["note"])
     print(f"{shapes[0]}, us per layer, amortised at accept length N/2+1 (no fold, all rows fold)")
-    print("state N kind  W batch | ours (no fold, all fold) | read GB/s | decode verify+scatter | /decode stock/ours")
+    print("state N kind  W batch | ours (no fold, all fold) + track | read GB/s | decode verify+scatter | ", end="")
+    print("/decode stock/ours")
     for entry in record["results"]:
         ours = {name: value["us"] for name, value in entry["ours"].items()}
         shape = next(shape for shape in shapes if shape.state == entry["state"])
         line = f"{entry['state']} {entry['nodes']:2d} {entry['kind']} {entry['window']:2d} {entry['batch']:3d} | "
-        line += f"{ours['amortised']:6.1f} ({ours['no fold']:6.1f} {ours['all fold']:6.1f}) | "
+        folds = {name: value["us"] for name, value in entry.get("folds", {}).items()}
+        whole = ours["amortised"] + folds.get("track", 0.0)
+        line += f"{ours['amortised']:6.1f} ({ours['no fold']:6.1f} {ours['all fold']:6.1f}) "
+        line += f"+ {folds.get('track', 0.0):.1f} | "
         line += f"{entry['batch'] * shape.state_bytes / ours['no fold'] / 1e3:5.0f} | "
         if "stock" in entry:
             base = {name: value["us"] for name, value in entry["stock"].items()}
             line += f"{base['decode']:5.1f} {base['verify']:6.1f}+{base['scatter']:.1f} | "
-            line += f"{ours['amortised'] / base['decode']:.2f} "
-            line += f"{(base['verify'] + base['scatter']) / ours['amortised']:.2f}"
-        if "settle" in entry:
-            line += f" | settle {entry['settle']['us']:.1f}"
+            line += f"{whole / base['decode']:.2f} {(base['verify'] + base['scatter']) / whole:.2f}"
+        if folds:
+            line += f" | settle {folds['settle']:.1f}"
         print(line)
     for key, entry in {(e["state"], e["nodes"], e["kind"], e["window"]): e for e in record["results"]}.items():
         print("error", *key, " ".join(f"{name} {error:.1e}" for name, error in entry["errors"].items()))

@@ -24,10 +24,12 @@ from stock import StockMamba2
 
 import_kernels()
 
-from mamba_mtp_kernels.common.schedule import fold_first  # noqa: E402
+from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
+from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference  # noqa: E402
-from mamba_mtp_kernels.mamba2.verify import Tiling, mamba2_verify  # noqa: E402
+from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify  # noqa: E402
+from mamba_mtp_kernels.mamba2.window import Mamba2Window  # noqa: E402
 
 ERROR_FACTOR, ERROR_CAP = 2.0, 1e-6
 
@@ -59,9 +61,11 @@ class Problem:
         self.order = torch.stack(
             [torch.randperm(capacity, generator=generator, device="cuda").int() for _ in range(rows)]
         )
-        self.window_x = randn(rows, capacity, heads, shape.headdim).bfloat16()
-        self.window_B = randn(rows, capacity, shape.ngroups, shape.dstate).bfloat16()
-        self.window_dt = torch.rand(rows, capacity, heads, generator=generator, device="cuda") * 0.5
+        self.inputs_of_window = {
+            "x": randn(rows, capacity, heads, shape.headdim).bfloat16(),
+            "B": randn(rows, capacity, shape.ngroups, shape.dstate).bfloat16(),
+            "dt": torch.rand(rows, capacity, heads, generator=generator, device="cuda") * 0.5,
+        }
         parents = tree_parents(kind, nodes)
         self.parents = torch.tensor(parents, dtype=torch.int32, device="cuda").expand(batch, nodes).contiguous()
         self.ancestors = torch.tensor(ancestor_masks(parents), device="cuda").expand(batch, nodes).contiguous()
@@ -84,26 +88,44 @@ class Problem:
         pending[self.slots.long()] = per_row.expand(self.sets, self.batch)
         return pending
 
-    def verify(self, which: int, pending: torch.Tensor, op=mamba2_verify, **extra: Any) -> torch.Tensor:
-        arguments = {
-            "A": self.A,
-            "D": self.D,
-            "dt_bias": self.dt_bias,
-            "dt_softplus": True,
-            "dt_limits": None,
-            "z": None,
-            "checkpoint": self.checkpoint,
-            "slots": self.slots[which],
-            "rows": self.rows[which],
-            "pending": pending,
-            "order": self.order,
-            "window_x": self.window_x,
-            "window_B": self.window_B,
-            "window_dt": self.window_dt,
-            "ancestors": self.ancestors,
-            "fold_threshold": self.window,
-        }
-        return op(*self.inputs(which), **{**arguments, **extra})
+    def verify(
+        self,
+        which: int,
+        pending: torch.Tensor,
+        op=mamba2_verify,
+        *,
+        checkpoint: torch.Tensor | None = None,
+        schedule: torch.Tensor | None = None,
+        exact: bool = False,
+        **extra: Any,
+    ) -> torch.Tensor:
+        """One verify of a set. `checkpoint`: states in place of the pool's. exact: on float64 copies of the window."""
+        return op(
+            *self.inputs(which),
+            A=self.A,
+            D=self.D,
+            dt_bias=self.dt_bias,
+            dt_softplus=True,
+            states=States(self.checkpoint if checkpoint is None else checkpoint),
+            rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors, schedule=schedule),
+            window=self.window_of(pending, exact),
+            **extra,
+        )
+
+    def window_of(self, pending: torch.Tensor, exact: bool = False) -> Mamba2Window:
+        inputs = {name: x.double() if exact else x for name, x in self.inputs_of_window.items()}
+        return Mamba2Window(pending, self.order, self.window, **inputs)
+
+    def settle(self, which: int, counts: torch.Tensor) -> None:
+        """mamba2_fold of the first counts[b] tokens of every row of a set, in place."""
+        window = {name: x[None] for name, x in self.inputs_of_window.items()}
+        none = torch.zeros(self.checkpoint.shape[0], dtype=torch.int32, device="cuda")
+        mamba2_fold(
+            States(self.checkpoint[None]),
+            Mamba2Window(none, self.order, self.window, **window),
+            Folds(self.slots[which], self.slots[which], self.rows[which], counts),
+            A=self.A[None],
+        )
 
 
 class Stock(StockMamba2):
@@ -141,13 +163,10 @@ def check_errors(
     for label, counts in (("empty", [0]), ("ragged", [0, window, max(window - 3, 0), window + nodes])):
         problem.checkpoint.normal_()
         pending = problem.pending(counts)
-        exact = {
-            "checkpoint": problem.checkpoint.double(),
-            "window_x": problem.window_x.double(),
-            "window_B": problem.window_B.double(),
-            "window_dt": problem.window_dt.double(),
-        }
-        expected = problem.verify(0, pending, mamba2_verify_reference, compute_dtype=torch.float64, **exact)
+        exact = problem.checkpoint.double()
+        expected = problem.verify(
+            0, pending, mamba2_verify_reference, checkpoint=exact, exact=True, compute_dtype=torch.float64
+        )
         if stock is not None and label == "empty":
             out = torch.full(size, float("nan"), device="cuda")
             buffer = torch.zeros(problem.batch, nodes, *problem.checkpoint.shape[1:], device="cuda").to(
@@ -158,7 +177,7 @@ def check_errors(
         out = torch.full(size, float("nan"), device="cuda")
         problem.verify(0, pending, out=out, tiling=tiling)
         result[label] = rms_ratio(out, expected)
-        result[f"{label} state"] = rms_ratio(problem.checkpoint, exact["checkpoint"])
+        result[f"{label} state"] = rms_ratio(problem.checkpoint, exact)
     if shape.state == "fp32":
         limit = max(ERROR_FACTOR * result.get("stock", 0.0), ERROR_CAP)
         bad = {name: error for name, error in result.items() if name != "stock" and error > limit}
@@ -178,7 +197,7 @@ def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0)
             for s in which:
                 # once per forward, for all layers: prepared outside the timing
                 schedule = torch.empty(problem.batch, dtype=torch.int32, device="cuda")
-                fold_first(schedule, slots=problem.slots[s], pending=pending, fold_threshold=problem.window)
+                fold_first(schedule, problem.window_of(pending), slots=problem.slots[s])
                 calls.append(partial(problem.verify, s, pending, tiling=tiling, schedule=schedule if ordered else None))
         return calls
 
@@ -216,23 +235,7 @@ def time_stock(stock: Stock, problem: Problem, tree: bool) -> dict[str, dict[str
 def time_settle(problem: Problem) -> dict[str, float]:
     """mamba2_fold of a full window, every row."""
     counts = torch.full((problem.batch,), problem.window, dtype=torch.int32, device="cuda")
-    return time_launches(
-        [
-            lambda s=s: mamba2_fold(
-                problem.checkpoint[None],
-                window_x=problem.window_x[None],
-                window_B=problem.window_B[None],
-                window_dt=problem.window_dt[None],
-                A=problem.A[None],
-                order=problem.order,
-                src_slots=problem.slots[s],
-                dst_slots=problem.slots[s],
-                rows=problem.rows[s],
-                counts=counts,
-            )
-            for s in range(problem.sets)
-        ]
-    )
+    return time_launches([lambda s=s: problem.settle(s, counts) for s in range(problem.sets)])
 
 
 def candidates(shape: Mamba2Shape) -> list[Tiling]:

@@ -5,14 +5,19 @@
     python tests/bench/bench_modes.py --quick                   # one small case a family: does it run?
 
 Times are us per layer of a whole step (convolution, verify, commit) of LAYERS layers as a server runs it: one commit
-for all layers, replay's folds where they fall (accept length N/2+1, rows at staggered phases of the window's cycle),
-bf16 inputs, float32 states. "conv" includes what a mode prepares once a step; "verify" is what verify adds to it.
-States are larger than the L2 cache together and rotated. Trees are combs: a path of N/2 nodes below the root with a
-sibling leaf at every level.
+for all layers, with track slots given as under SGLang's default radix strategy, replay's folds where they fall (accept
+length N/2+1, rows at staggered phases of the window's cycle), bf16 inputs, float32 states. A row's state is tracked
+once in 256 tokens: where a batch passes 0.75 boundaries in a step on average, a quarter of the time is that of a step
+without one and three quarters that of a step with one. "conv" includes what a mode prepares once a step; "verify" is
+what verify adds to it. States are larger than the L2 cache together and rotated. Trees are combs: a path of N/2 nodes
+below the root with a sibling leaf at every level.
+
+"read" in the table: the time that reading every state once would take at the speed at which this GPU sums a large
+tensor, over the time taken.
 
 Every configuration is compared with float64 first (errors at most twice SGLang's own; slots: SGLang's bits) over
-several steps with folds; nothing but the failure is printed on red. Needs SGLang 0.5.17's kernels on PYTHONPATH
-(stock.py says which).
+several steps with folds and tracked states; nothing but the failure is printed on red. Needs SGLang's kernels, 0.5.17's
+or 0.5.23's, on PYTHONPATH (stock.py says which).
 """
 
 from __future__ import annotations
@@ -29,14 +34,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from cases import GdnShape, Mamba2Shape, rms_ratio, sets_for, window_cycle
-from graph_timing import environment, import_kernels, time_launches, write_record
+from cases import TRACK_INTERVAL, GdnShape, Mamba2Shape, boundaries, rms_ratio, sets_for, window_cycle
+from graph_timing import environment, import_kernels, time_launches, time_mixture, write_record
 
 import_kernels()
 
 from mamba_mtp_kernels.common import ops_for  # noqa: E402
-from mamba_mtp_kernels.common.layout import KV, VK  # noqa: E402
+from mamba_mtp_kernels.common.axis_order import KV, VK  # noqa: E402
 from step import Drafts, Exact, Ours, Step, Stock, fill, make_layer  # noqa: E402
+from stock import StockCommit  # noqa: E402
 
 from sglang_mamba_mtp.config import MtpConfig  # noqa: E402
 
@@ -44,6 +50,7 @@ LAYERS = 8
 SHAPES = {"gdn": GdnShape(), "mamba2": Mamba2Shape()}
 PARTS = ("table", "layouts", "moves")
 WINDOW = MtpConfig().window
+CEILING_BYTES = 2**30
 DEVICE = torch.device("cuda")
 
 CHECK_BATCH, CHECK_LAYERS, CHECK_STEPS = 8, 2, 6
@@ -106,8 +113,15 @@ class Errors:
 def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]]:
     """Run stock and the variants over the same drafts, several steps; errors by step and what. Exits on red."""
     drafts = Drafts(
-        make_layer(SHAPES[case.family], DEVICE), batch=CHECK_BATCH, nodes=case.nodes, kind=case.kind, sets=1, seed=7
+        make_layer(SHAPES[case.family], DEVICE),
+        batch=CHECK_BATCH,
+        nodes=case.nodes,
+        kind=case.kind,
+        sets=1,
+        seed=7,
+        step_dtype=StockCommit().step_dtype,
     )
+    parents = torch.tensor(drafts.parents, device=DEVICE)
     steps = {"stock": open_step(None, drafts, layers=CHECK_LAYERS)}
     steps |= {variant.name: open_step(variant, drafts, layers=CHECK_LAYERS) for variant in variants}
     stock = steps["stock"]
@@ -139,12 +153,14 @@ def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]
                     for name in same_bits
                     if not torch.equal(outputs[name], outputs["stock"])
                 ]
-        last = (rows + number) % case.nodes
+        last = ((rows + number) % case.nodes).to(drafts.last.dtype)
+        # of every third row the state before its last node, where there is one
+        track = torch.where((rows + number) % 3 == 0, parents[last.long()].clamp(min=0), -1).to(last.dtype)
         for step in steps.values():
-            step.commit(0, last)
-        exact.commit(last)
+            step.commit(0, last, track)
+        exact.commit(last, track)
 
-    slots = drafts.slots[0].long()
+    slots = torch.cat([drafts.slots[0], drafts.track_slots[0]]).long()
     for name, step in steps.items():
         step.settle(0)
         errors[name].add("state", step.states[:, slots], exact.states[:, slots])
@@ -175,9 +191,9 @@ def all_layers(step: Step, which: int, *, verify: bool) -> None:
             step.score(which, index, y)
 
 
-def whole_step(step: Step, which: int, last: torch.Tensor) -> None:
+def whole_step(step: Step, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
     all_layers(step, which, verify=True)
-    step.commit(which, last)
+    step.commit(which, last, track)
 
 
 def stagger(step: Step, drafts: Drafts) -> None:
@@ -185,7 +201,7 @@ def stagger(step: Step, drafts: Drafts) -> None:
     cycle = len(window_cycle(drafts.nodes // 2 + 1, WINDOW))
     for number, which in itertools.product(range(cycle), range(drafts.sets)):
         phase = (which * drafts.batch + torch.arange(drafts.batch, device=DEVICE)) % cycle
-        whole_step(step, which, torch.where(phase > number, drafts.last, -1).int())
+        whole_step(step, which, torch.where(phase > number, drafts.last, -1), drafts.tracked(0))
 
 
 def time_step(step: Step, drafts: Drafts, budget_ms: float) -> dict[str, Any]:
@@ -194,21 +210,46 @@ def time_step(step: Step, drafts: Drafts, budget_ms: float) -> dict[str, Any]:
     if isinstance(step, Ours):
         stagger(step, drafts)
 
-    def timed(launch: Callable[[int], None]) -> dict[str, float]:
-        result = time_launches([partial(launch, which) for which in range(drafts.sets)], budget_ms=budget_ms)
+    def per_layer(result: dict[str, float]) -> dict[str, float]:
         return {name: value / LAYERS if name.startswith("us") else value for name, value in result.items()}
 
-    whole = timed(lambda which: whole_step(step, which, drafts.last))
+    def timed(launch: Callable[[int], None]) -> dict[str, float]:
+        return per_layer(time_launches([partial(launch, which) for which in range(drafts.sets)], budget_ms=budget_ms))
+
+    fewer, share = boundaries(drafts.batch, len(drafts.accepted))
+
+    def timed_commit(launch: Callable[[int, torch.Tensor], None]) -> dict[str, float]:
+        """timed, of a launch that gets the nodes to track."""
+
+        def launches(rows: int) -> list[Callable[[], None]]:
+            return [partial(launch, which, drafts.tracked(rows)) for which in range(drafts.sets)]
+
+        return per_layer(time_mixture(launches, fewer, share, budget_ms=budget_ms))
+
+    whole = timed_commit(lambda which, track: whole_step(step, which, drafts.last, track))
     conv = timed(lambda which: all_layers(step, which, verify=False))["us"]
     verify = timed(lambda which: all_layers(step, which, verify=True))["us"] - conv
-    commit = timed(lambda which: step.commit(which, drafts.last))["us"]
-    return {**whole, "parts": {"conv": conv, "verify": verify, "commit": commit}}
+    commit = timed_commit(lambda which, track: step.commit(which, drafts.last, track))["us"]
+    return {**whole, "tracked rows": fewer + share, "parts": {"conv": conv, "verify": verify, "commit": commit}}
+
+
+def read_ceiling(budget_ms: float) -> float:
+    """GB/s at which this GPU sums a tensor much larger than its L2 cache."""
+    tensor = torch.zeros(CEILING_BYTES // 4, device=DEVICE)
+    return tensor.nbytes / time_launches([tensor.sum] * 2, budget_ms=budget_ms)["us"] / 1e3
 
 
 def time_case(case: Case, batch: int, variants: Sequence[Variant | None], budget_ms: float) -> Iterator[dict[str, Any]]:
     shape = SHAPES[case.family]
     sets = sets_for(batch * LAYERS * shape.state_bytes, at_least=1)
-    drafts = Drafts(make_layer(shape, DEVICE), batch=batch, nodes=case.nodes, kind=case.kind, sets=sets)
+    drafts = Drafts(
+        make_layer(shape, DEVICE),
+        batch=batch,
+        nodes=case.nodes,
+        kind=case.kind,
+        sets=sets,
+        step_dtype=StockCommit().step_dtype,
+    )
     for variant in variants:
         step = open_step(variant, drafts, layers=LAYERS)
         result = time_step(step, drafts, budget_ms)
@@ -224,12 +265,12 @@ def time_moves(family: str, slots: int, budget_ms: float) -> dict[str, Any]:
     idle: us of a call that finds nothing to do."""
     shape, ops = SHAPES[family], ops_for(DEVICE)
     states = torch.randn(LAYERS, 2 * slots + 1, *shape.temporal, device=DEVICE)
-    layout = torch.full((2 * slots + 1,), VK, dtype=torch.uint8, device=DEVICE)
+    order = torch.full((2 * slots + 1,), VK, dtype=torch.uint8, device=DEVICE)
     first, second = torch.arange(1, 2 * slots + 1, dtype=torch.int32, device=DEVICE).view(2, slots)
     nowhere = torch.zeros_like(first)
     calls: dict[str, list[Callable[[], None]]] = {
-        "turn": [partial(ops.turn_states, states, layout, slots=first, layout=bit) for bit in (KV, VK)],
-        "turn idle": [partial(ops.turn_states, states, layout, slots=first, layout=VK)] * 2,
+        "turn": [partial(ops.turn_states, states, order, slots=first, to=bit) for bit in (KV, VK)],
+        "turn idle": [partial(ops.turn_states, states, order, slots=first, to=VK)] * 2,
         "move": [partial(ops.move_states, states, src_slots=a, dst_slots=b) for a, b in ((first, second),) * 2],
         "move idle": [partial(ops.move_states, states, src_slots=first, dst_slots=nowhere)] * 2,
     }
@@ -256,11 +297,12 @@ def compile_kernels(task: tuple[Case, Variant | None, Sequence[int]]) -> None:
 def run_hollow(case: Case, variant: Variant | None, batch: int) -> None:
     """Launch what a step launches, over next to no memory."""
     layer = make_layer(SHAPES[case.family], DEVICE)
-    drafts = Drafts(layer, batch=batch, nodes=case.nodes, kind=case.kind, sets=1)
+    step_dtype = StockCommit().step_dtype
+    drafts = Drafts(layer, batch=batch, nodes=case.nodes, kind=case.kind, sets=1, step_dtype=step_dtype)
     step = open_step(variant, drafts, layers=LAYERS, hollow=True)
     step.prepare(0)
     step.score(0, 0, step.convolve(0, 0))
-    step.commit(0, drafts.last)
+    step.commit(0, drafts.last, drafts.tracked(1))
     step.settle(0)
 
 
@@ -278,15 +320,20 @@ def summary(entry: dict[str, Any]) -> str:
     return f"{entry['us']:7.1f} ({parts['conv']:.1f}+{parts['verify']:.1f}+{parts['commit']:.1f})"
 
 
-def print_table(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """A line a configuration; ratios are stock's time over each other step's, or where stock is missing VK's."""
+def print_table(entries: Sequence[dict[str, Any]], names: Sequence[str], ceiling: float) -> None:
+    """A line for each configuration; ratios are stock's time over each other step's, or where stock is missing VK's;
+    read is the share of the read ceiling (GB/s) that each step has."""
     configurations = dict.fromkeys((e["family"], e["nodes"], e["kind"], e["batch"]) for e in entries)
-    print(f"family N kind batch | {' | '.join(f'{name} (conv+verify+commit)' for name in names)} | {names[0]} / each")
+    steps = " | ".join(f"{name} (conv+verify+commit)" for name in names)
+    print(f"family N kind batch | {steps} | {names[0]} / each | read")
     for key in configurations:
         found = {e["step"]: e for e in entries if (e["family"], e["nodes"], e["kind"], e["batch"]) == key}
         ratios = " ".join(f"{found[names[0]]['us'] / found[name]['us']:.2f}" for name in names[1:])
         family, nodes, kind, batch = key
-        print(f"{family:6s} {nodes} {kind} {batch:3d} | {' | '.join(summary(found[n]) for n in names)} | {ratios}")
+        at_least = batch * SHAPES[family].state_bytes / ceiling / 1e3
+        read = " ".join(f"{at_least / found[name]['us']:.2f}" for name in names)
+        steps = " | ".join(summary(found[name]) for name in names)
+        print(f"{family:6s} {nodes} {kind} {batch:3d} | {steps} | {ratios} | {read}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -321,6 +368,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     record: dict[str, Any] = {"environment": environment(), "options": vars(options)}
     record |= {"layers": LAYERS, "window": WINDOW, "shapes": {name: vars(shape) for name, shape in SHAPES.items()}}
+    record |= {"track_interval": TRACK_INTERVAL, "read_ceiling_GB/s": read_ceiling(options.budget_ms)}
     record["errors"] = [{**case._asdict(), "steps": check(case, variants)} for case, variants in plan.items()]
     seconds["check"] = time.perf_counter() - started - seconds["compile"]
 
@@ -342,11 +390,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     record["seconds"] = seconds
     write_record(options.json, record)
 
+    ceiling = record["read_ceiling_GB/s"]
+    found = record["environment"]
+    print(f"SGLang {found.get('sglang')}, commit {found.get('commit')}, {found.get('gpu')}, reads {ceiling:.0f} GB/s")
     print(f"us per layer of a step of {LAYERS} layers, fp32 state, window {WINDOW}; {seconds}")
     if "table" in record:
-        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE)])
+        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE)], ceiling)
     for mode in ("slots", "replay") if "layouts" in record else ():
-        print_table(record["layouts"], [mode, f"{mode}-kv"])
+        print_table(record["layouts"], [mode, f"{mode}-kv"], ceiling)
     for entry in record.get("moves", ()):
         words = [f"{name} {entry[name]['us']:.0f} us {entry[name]['GB/s']:.0f} GB/s" for name in ("turn", "move")]
         words += [f"{name} {entry[name]['us']:.1f} us" for name in ("turn idle", "move idle")]

@@ -68,6 +68,22 @@ def window_cycle(accept: int, threshold: int) -> list[int]:
     return counts
 
 
+TRACK_INTERVAL = 256
+"""SGLang's default --mamba-track-interval: tokens of a request between two states that the radix cache gets."""
+
+
+def boundaries(batch: int, accept: int) -> tuple[int, float]:
+    """(n, share): where every row accepts this many tokens a step, a step passes n track boundaries, and n + 1 in this
+    share of the steps."""
+    passed = batch * accept / TRACK_INTERVAL
+    return int(passed), passed % 1
+
+
+def apart(batch: int, rows: int) -> list[int]:
+    """This many rows of a batch, evenly apart."""
+    return [row * batch // rows for row in range(rows)]
+
+
 def tree_parents(kind: str, nodes: int) -> list[int]:
     """Parent of every node, -1 for the root.
 

@@ -22,8 +22,8 @@ os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
 from mamba_mtp_kernels.gdn import fold as fold_module
-from mamba_mtp_kernels.gdn import slots as slots_module
-from mamba_mtp_kernels.gdn import verify as verify_module
+from mamba_mtp_kernels.gdn import verify_replay as verify_module
+from mamba_mtp_kernels.gdn import verify_slots as slots_module
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -75,17 +75,17 @@ WINDOW_POINTERS = {
 
 
 def verify_reports(
-    nodes: int, window: int, state: str, config: verify_module.VerifyConfig, layouts: bool = False
+    nodes: int, window: int, state: str, config: verify_module.VerifyConfig, either: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Of prepare_kernel and of the verify kernel."""
     pointers = {
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
-        "checkpoint": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
+        "states": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
         "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
-        "state_layout": "*u8",
+        "axis_order": "*u8",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
-        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, layouts=layouts
+        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, either=either
     )
     return (
         compiled(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
@@ -93,23 +93,23 @@ def verify_reports(
     )
 
 
-def fold_report(state: str, layouts: bool) -> dict[str, int]:
+def fold_report(state: str, either: bool) -> dict[str, int]:
     pointers = {
-        **WINDOW_POINTERS, "checkpoint": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32",
-        "dst_slots": "*i32", "rows": "*i32", "counts": "*i32", "state_layout": "*u8",
+        **WINDOW_POINTERS, "states": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32",
+        "dst_slots": "*i32", "rows": "*i32", "counts": "*i32", "axis_order": "*u8",
     }  # fmt: skip
-    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), block_v=fold_module.BLOCK_V, layouts=layouts)
+    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), block_v=fold_module.BLOCK_V, either=either)
     return compiled(fold_module._fold_kernel, pointers, constants, fold_module.NUM_WARPS, fold_module.REGISTERS)
 
 
-def slots_report(state: str, batch: int, tree: bool, layouts: bool) -> dict[str, int]:
+def slots_report(state: str, batch: int, tree: bool, either: bool) -> dict[str, int]:
     pointers = {
         **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
-        "states": STATE_TYPES[state], "state_layout": "*u8", "read_slots": "*i32", "write_slots": "*i32",
+        "states": STATE_TYPES[state], "axis_order": "*u8", "read_slots": "*i32", "write_slots": "*i32",
         "parents": "*i32",
     }  # fmt: skip
-    config = slots_module.default_config(batch=batch, dims=(K, V), layouts=layouts, hopper=True)
-    constants = slots_module.constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, layouts=layouts)
+    config = slots_module.default_config(batch=batch, dims=(K, V), either=either, hopper=True)
+    constants = slots_module.constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, either=either)
     return compiled(slots_module._slots_kernel, pointers, constants, 1)
 
 
@@ -133,16 +133,16 @@ def main() -> int:
             spilled += report["spill_ops"]
             show(f"{kernel} {name}", report)
 
-    for state, layouts in itertools.product(args.state, (False, True)):
-        where = f"state={state} {'either layout' if layouts else 'VK'}"
+    for state, either in itertools.product(args.state, (False, True)):
+        where = f"state={state} {'either order' if either else 'VK'}"
         for nodes, window in itertools.product(args.nodes, args.window):
             config = replace(verify_module.default_config(nodes=nodes, values=V, exact=False), **changes)
-            prepare, verify = verify_reports(nodes, window, state, config, layouts)
+            prepare, verify = verify_reports(nodes, window, state, config, either)
             show_all(f"N={nodes} W={window} {where} {changes}", {"prepare": prepare, "verify": verify})
-        show_all(where, {"fold": fold_report(state, layouts)})
+        show_all(where, {"fold": fold_report(state, either)})
         for batch, tree in itertools.product((64, 65), (False, True)):
             name = f"{'tree' if tree else 'chain'} batch={batch} {where}"
-            show_all(name, {"slots": slots_report(state, batch, tree, layouts)})
+            show_all(name, {"slots": slots_report(state, batch, tree, either)})
     return int(spilled > 0)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 import time
 import types
@@ -65,12 +67,33 @@ def time_launches(launches: Sequence[Callable[[], Any]], *, budget_ms: float = 2
     return {"us": median, "us_p10": low, "us_p90": high, "replays": replays, "launches": len(launches)}
 
 
+def time_mixture(
+    launches: Callable[[int], Sequence[Callable[[], Any]]], fewer: int, share: float, **options: Any
+) -> dict[str, float]:
+    """time_launches of launches(fewer) and of launches(fewer + 1), the latter counted by its share of the steps."""
+    few, more = (time_launches(launches(fewer + n), **options) for n in (0, 1))
+    return {name: us + share * (more[name] - us) if name.startswith("us") else us for name, us in few.items()}
+
+
+def commit() -> str | None:
+    """The git commit of this checkout, "-dirty" after it where tracked files differ; where there is no repository what
+    BENCH_COMMIT says."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("BENCH_COMMIT")
+
+
 def environment() -> dict[str, Any]:
-    """GPU and versions of this run."""
+    """GPU, versions and commit of this run."""
     import triton
+    from stock import sglang_version
 
     properties = torch.cuda.get_device_properties(0)
     return {
+        "commit": commit(),
+        "sglang": sglang_version(),
         "gpu": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,

@@ -1,7 +1,8 @@
 """One verify step of a stack of linear-attention layers, in SGLang's own way and in this project's modes.
 
 A step is what a server does between the projections of its layers: convolution and recurrence of all draft nodes, layer
-by layer, then one commit for all layers. This project's steps run through the objects that a server's backends drive
+by layer, then one commit for all layers. A commit is told, as under SGLang's default radix strategy, which rows track a
+state and where to. This project's steps run through the objects that a server's backends drive
 (sglang_mamba_mtp.state); SGLang's through its kernels, called as its backends call them.
 """
 
@@ -13,13 +14,14 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from cases import CONV_WIDTH, DTYPES, GdnShape, Mamba2Shape, tree_links, tree_parents
+from cases import CONV_WIDTH, DTYPES, GdnShape, Mamba2Shape, apart, tree_links, tree_parents
 from graph_timing import import_kernels
-from stock import StockConv, StockGdn, StockMamba2, split_qkv
+from stock import StockCommit, StockConv, StockGdn, StockMamba2, split_qkv
 
 import_kernels()
 
 from mamba_mtp_kernels import mamba2  # noqa: E402
+from mamba_mtp_kernels.common.operands import NodeSlots, States  # noqa: E402
 from mamba_mtp_kernels.conv1d.reference import conv1d_verify_slots_reference  # noqa: E402
 from mamba_mtp_kernels.gdn.reference import gdn_verify_slots_reference  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference  # noqa: E402
@@ -148,7 +150,7 @@ class Mamba2Layer:
     def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
         (x, B, C), (dt,) = self._parts(y), rest
         weights = {"A": self.A, "D": self.D, "dt_bias": self.dt_bias}
-        return verify(x, dt, B, C, **weights, dt_softplus=True, dt_limits=None, z=None, **extra)
+        return verify(x, dt, B, C, **weights, dt_softplus=True, **extra)
 
     def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"out": y.new_zeros(y.shape[0], self._inner).unflatten(-1, (self.shape.nheads, self.shape.headdim))}
@@ -184,11 +186,24 @@ class Drafts:
 
     Attributes
         slots, rows: [sets, batch], state slot (int32) and request row (int64): permutations of 1.. and of 0..
+        track_slots: [sets, batch] int32, behind them: where a row's tracked state goes.
         parents: of every node of a row; links: SGLang's, None for chains.
-        last: [batch] int32, the node whose acceptance makes nodes/2 + 1 tokens.
+        accepted: nodes from the root to the one whose acceptance makes nodes/2 + 1 tokens.
+        last: [batch], that node.
     """
 
-    def __init__(self, layer: Layer, *, batch: int, nodes: int, kind: str, sets: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        *,
+        batch: int,
+        nodes: int,
+        kind: str,
+        sets: int,
+        seed: int = 0,
+        step_dtype: torch.dtype = torch.int32,
+    ) -> None:
+        """step_dtype: of node numbers, StockCommit's."""
         self.layer, self.batch, self.nodes, self.chain, self.sets = layer, batch, nodes, kind == "chain", sets
         device, rows = layer.device, sets * batch
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -198,8 +213,23 @@ class Drafts:
         self.parents = tree_parents("chain" if self.chain else "comb", nodes)
         links = torch.tensor(tree_links(self.parents), device=device)[:, None].expand(2, batch, nodes).contiguous()
         self.links = (None, None) if self.chain else (links[0], links[1])
-        self.last = torch.full((batch,), nodes // 2 if self.chain else nodes - 1, dtype=torch.int32, device=device)
-        self.first_draft_slot = rows + 1
+        self.track_slots = self._permutation().int() + 1 + rows
+        self.first_draft_slot = 2 * rows + 1
+        self.accepted = self.path(nodes // 2 if self.chain else nodes - 1)
+        self.last = torch.full((batch,), self.accepted[-1], dtype=step_dtype, device=device)
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        path = [node]
+        while path[0] > 0:
+            path.insert(0, self.parents[path[0]])
+        return path
+
+    def tracked(self, rows: int) -> torch.Tensor:
+        """[batch]: the middle node of the accepted path in this many rows, evenly apart, and -1 in the others."""
+        track = torch.full_like(self.last, -1)
+        track[apart(self.batch, rows)] = self.accepted[len(self.accepted) // 2]
+        return track
 
     def refill(self) -> None:
         """Other inputs."""
@@ -226,21 +256,22 @@ class Step(Protocol):
     def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
         """[T, heads, head dim] from convolved y."""
 
-    def commit(self, which: int, last: torch.Tensor) -> None:
-        """Once a step: last [batch] int32 is every row's last accepted node."""
+    def commit(self, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
+        """Once a step: last [batch] is every row's last accepted node, track [batch] the node on its path whose state
+        goes to its track slot, or -1."""
 
     def settle(self, which: int) -> None:
-        """Bring the batch's slots of `states` and `conv_states` up to date, in SGLang's layout."""
+        """Bring the batch's slots and track slots of `states` and `conv_states` up to date, in SGLang's axis order."""
 
 
 class Stock:
-    """SGLang's: a state and a window a node, scattered at commit."""
+    """SGLang's: a state and a window per node, scattered at commit."""
 
     def __init__(self, drafts: Drafts, *, layers: int, hollow: bool = False) -> None:
         """hollow: to compile kernels only; one layer stands for all."""
         layer, shape, batch, nodes = drafts.layer, drafts.layer.shape, drafts.batch, drafts.nodes
         self.drafts, self.layer = drafts, layer
-        self.conv, self.kernels = StockConv(), layer.stock()
+        self.conv, self.kernels, self.scatter = StockConv(), layer.stock(), StockCommit()
         layers = 1 if hollow else layers
         self.states, self.conv_states = _pools(layer, layers, drafts.first_draft_slot)
         self.buffer = torch.empty(layers, batch, nodes, *shape.temporal, dtype=self.states.dtype, device=layer.device)
@@ -279,10 +310,17 @@ class Stock:
             parents=self.parents,
         )
 
-    def commit(self, which: int, last: torch.Tensor) -> None:
-        slots = self.drafts.slots[which]
-        self.kernels.scatter(self.states, self.buffer, slots, last)
-        self.conv.scatter(self.conv_states, self.windows, slots, last)
+    def commit(self, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
+        self.scatter.run(
+            self.states,
+            self.buffer,
+            self.conv_states,
+            self.windows,
+            slots=self.drafts.slots[which],
+            last=last,
+            track_slots=self.drafts.track_slots[which],
+            track=track,
+        )
 
     def settle(self, which: int) -> None:
         pass
@@ -349,11 +387,12 @@ class Ours:
         verify = partial(self.store.score, index, self._batch(which))
         return self.layer.score(verify, y, *self.drafts.inputs[which][1:], **self.layer.output(y))
 
-    def commit(self, which: int, last: torch.Tensor) -> None:
-        self.store.commit(self._batch(which), last_correct=last, track_slots=None, steps_to_track=None)
+    def commit(self, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
+        slots = self.drafts.track_slots[which]
+        self.store.commit(self._batch(which), last_correct=last, track_slots=slots, steps_to_track=track)
 
     def settle(self, which: int) -> None:
-        slots = self.drafts.slots[which]
+        slots = torch.cat([self.drafts.slots[which], self.drafts.track_slots[which]])
         self.store.settle(slots)
         self.axis_orders.turn(slots, VK)
 
@@ -374,12 +413,8 @@ class Exact:
         self.verify = {GDN: gdn_verify_slots_reference, MAMBA2: mamba2_verify_slots_reference}[drafts.layer.family]
 
     def _where(self) -> dict[str, Any]:
-        return {
-            "read_slots": self.drafts.slots[0],
-            "write_slots": self.write,
-            "parents": None if self.drafts.chain else self.parents,
-            "compute_dtype": torch.float64,
-        }
+        parents = None if self.drafts.chain else self.parents
+        return {"nodes": NodeSlots(self.drafts.slots[0], self.write, parents), "compute_dtype": torch.float64}
 
     def convolve(self, index: int) -> torch.Tensor:
         weights = {"weight": self.layer.weight, "bias": self.layer.bias, "activation": "silu"}
@@ -387,13 +422,15 @@ class Exact:
         return conv1d_verify_slots_reference(x, conv_states=self.conv_states[index], **weights, **self._where())
 
     def score(self, index: int, y: torch.Tensor) -> torch.Tensor:
-        verify = partial(self.verify, states=self.states[index], **self._where())
+        verify = partial(self.verify, states=States(self.states[index]), **self._where())
         return self.layer.score(verify, y.double(), *(tensor.double() for tensor in self.drafts.inputs[0][1:]))
 
-    def commit(self, last: torch.Tensor) -> None:
-        newest = self.write.gather(1, last[:, None].long())[:, 0]
+    def commit(self, last: torch.Tensor, track: torch.Tensor) -> None:
+        newest, tracked = (self.write.gather(1, node.clamp(min=0)[:, None].long())[:, 0] for node in (last, track))
+        slots, track_slots = self.drafts.slots[0].long(), self.drafts.track_slots[0].long()
         for pool in (self.states, self.conv_states):
-            pool[:, self.drafts.slots[0].long()] = pool[:, newest]
+            pool[:, slots] = pool[:, newest]
+            pool[:, track_slots[track >= 0]] = pool[:, tracked[track >= 0]]
 
 
 def _pools(layer: Layer, layers: int, slots: int, hollow: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -409,6 +446,6 @@ def _pools(layer: Layer, layers: int, slots: int, hollow: bool = False) -> tuple
 
 
 def fill(step: Step, states: torch.Tensor, conv_states: torch.Tensor) -> None:
-    """Start from these canonical slots, in SGLang's layout."""
+    """Start from these canonical slots, in SGLang's axis order."""
     step.states[:, : states.shape[1]] = states
     step.conv_states[:, : states.shape[1]] = conv_states

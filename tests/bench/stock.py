@@ -1,4 +1,4 @@
-"""SGLang's own kernels for verify and commit, called as SGLang 0.5.17 calls them.
+"""SGLang's own kernels for verify and commit, called as SGLang (0.5.17 or 0.5.23) calls them.
 
 They come from `sglang` on PYTHONPATH: an installation, or a folder that holds only the files named in the imports
 below and what these import. Constructors raise ImportError where it is missing.
@@ -6,9 +6,76 @@ below and what these import. Constructors raise ImportError where it is missing.
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+RECURRENT = {
+    "0.5.23": "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent",
+    "0.5.17": "sglang.kernels.ops.attention.fla.fused_sigmoid_gating_recurrent",
+}
+"""Where a version keeps GDN's verify, which tells the versions apart where only kernel files are."""
+
+
+def recurrent_module() -> tuple[str, ModuleType]:
+    """(the version it is of, the module of GDN's verify). Raises ImportError where there is none."""
+    reasons = []
+    for version, name in RECURRENT.items():
+        try:
+            return version, importlib.import_module(name)
+        except ImportError as error:
+            reasons.append(f"{name}: {error}")
+    raise ImportError("; ".join(reasons))
+
+
+def sglang_version() -> str | None:
+    """SGLang's version: of the installation, else of its kernel files; None where there are none."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        return f"{recurrent_module()[0]} (kernel files)"
+    except ImportError:
+        return None
+
+
+class StockCommit:
+    """What SGLang does with the states of the nodes once it knows which are accepted: the accepted node's go to the
+    request's slot and, where the request passes a track boundary, the tracked node's to the slot that the radix cache
+    will own. Without a boundary, which is most steps, the second half is launched all the same.
+
+    Attributes
+        step_dtype: of the node numbers as SGLang hands them over.
+    """
+
+    def __init__(self) -> None:
+        from sglang.kernels.ops.mamba import mamba_state_scatter_triton as module
+
+        self._scatter = module.scatter_mamba_states_after_mtp_verify
+        self.step_dtype = torch.int64 if hasattr(module, "fused_commit_track_indices") else torch.int32
+
+    def run(
+        self,
+        states: torch.Tensor,
+        buffer: torch.Tensor,
+        conv_states: torch.Tensor,
+        windows: torch.Tensor,
+        *,
+        slots: torch.Tensor,
+        last: torch.Tensor,
+        track_slots: torch.Tensor,
+        track: torch.Tensor,
+    ) -> None:
+        """states, conv_states [layers, S, ...], written; buffer, windows [layers, B, N, ...], read. slots, track_slots
+        [B] int32; last and track [B]: the accepted and the tracked node, track -1 for none."""
+        caches = SimpleNamespace(
+            temporal=states, intermediate_ssm=buffer, conv=[conv_states], intermediate_conv_window=[windows]
+        )
+        self._scatter(caches, slots, last, track_slots, track)
 
 
 class StockConv:
@@ -67,11 +134,11 @@ class StockGdn:
     """Decode and verify; the scatter is that of all families."""
 
     def __init__(self) -> None:
-        from sglang.kernels.ops.attention.fla import fused_recurrent, fused_sigmoid_gating_recurrent
+        from sglang.kernels.ops.attention.fla import fused_recurrent
         from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_mamba_state_scatter_with_mask
 
         self.packed_decode = fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode
-        self.update = fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update
+        self.update = recurrent_module()[1].fused_sigmoid_gating_delta_rule_update
         self.scatter = fused_mamba_state_scatter_with_mask
 
     def decode(
@@ -134,6 +201,7 @@ class StockGdn:
             use_qk_l2norm_in_kernel=True,
             softplus_beta=1.0,
             softplus_threshold=20.0,
+            is_kda=False,
             disable_state_update=True,
             intermediate_states_buffer=buffer,
             intermediate_state_indices=indices,

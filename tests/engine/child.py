@@ -80,6 +80,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         slot_bytes=allocated_bytes([pool.mamba_cache.temporal, *pool.mamba_cache.conv]),
         hooks=hooks,
         graphs=recorder.graphs,
+        ended_as_tails=recorder.ended_as_tails,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
     )

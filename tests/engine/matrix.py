@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -69,7 +70,13 @@ FAST = {
 FAST_IN_EVERY_MODE = {("gdn", "nextn-tree", "extra_buffer-overlap"), ("mamba2", "ngram-tree", "extra_buffer_lazy")}
 """Those of them that run in every variant."""
 
-FAST_FEW_SLOTS = {
+FAST_MIXED = {"enable_mixed_chunk": True}
+"""Running requests decode one token each in the batches of prefills; SGLang does so for NEXTN alone."""
+
+FAST_MIXED = {("gdn", "nextn-tree", "no_buffer"), ("mamba2", "nextn-chain", "no_buffer")}
+"""The strategy under which a request's own state is cached."""
+
+FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-chain", "extra_buffer_lazy"),
@@ -77,6 +84,12 @@ FAST_FEW_SLOTS = {
     ("mamba2", "nextn-tree", "no_buffer"),
 }
 """The same for the tests on a small engine."""
+
+MIXED = {"enable_mixed_chunk": True}
+"""Running requests decode one token each in the batches of prefills; SGLang does so for NEXTN alone."""
+
+FAST_MIXED = {("gdn", "nextn-tree", "no_buffer"), ("mamba2", "nextn-chain", "no_buffer")}
+"""The strategy under which a request's own state is cached."""
 
 FEW_SLOTS = {
     cache: {"max_running_requests": 4, "max_mamba_cache_size": 9 if cache == "no_buffer" else 17, "retract_every": 7}
@@ -102,14 +115,15 @@ class Case:
         """The engine of this cell on a checkpoint."""
         engine = ENGINE[self.family]
         env = VARIANTS[self.mode].get("env", {}) | changes.pop("env", {})
-        settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes}
+        extra = engine.get("extra", {}) | changes.pop("extra", {})
+        settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes, "extra": extra}
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 
-def cases(fast: set[tuple[str, str, str]] = FAST) -> list:
+def cases(fast: set[tuple[str, str, str]] = FAST, algorithms: Iterable[str] = tuple(ALGORITHMS)) -> list:
     """Every cell as a pytest parameter; those outside ``fast`` carry the ``slow`` marker."""
     params = []
-    for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, ALGORITHMS, CACHES):
+    for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, algorithms, CACHES):
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)

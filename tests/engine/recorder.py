@@ -22,6 +22,11 @@ def slot_of(req: Any) -> torch.Tensor | None:
     return req.kv.mamba_pool_idx if req.kv is not None else None
 
 
+def _tails(batch: Any) -> list[Any]:
+    """The running requests that a mixed batch decodes, one token each, behind its prefills."""
+    return list(getattr(batch, "decoding_reqs", None) or ())
+
+
 class Recorder:
     """Collects :class:`~.states.Record` objects. ``live`` switches the per-step states of running requests."""
 
@@ -34,6 +39,7 @@ class Recorder:
         self.live = live
         self.step = 0
         self.graphs = 0
+        self.ended_as_tails = 0
         self.insertions = 0
         self._caching = ""
         self._owned: dict[int, bytes] = {}
@@ -67,8 +73,9 @@ class Recorder:
                 overlap = self.scheduler.enable_overlap
                 with self.scheduler.forward_stream_ctx if overlap else contextlib.nullcontext():
                     states = read_state(self.pool, torch.stack([slot.reshape(()) for *_, slot in rows]), settle=True)
-                # a prefill's tokens are known now; a decode's once its result is read
-                keys = [as_prefix(req.get_fill_ids()) if extend else None for _, req, _ in rows]
+                # a prefill's tokens are known now; a decode's once its result is read, in a mixed batch too
+                tails = _tails(batch)
+                keys = [as_prefix(req.get_fill_ids()) if extend and req not in tails else None for _, req, _ in rows]
                 self._in_flight[id(result)] = [
                     (row, req, key, state) for (row, req, _), key, state in zip(rows, keys, states, strict=True)
                 ]
@@ -89,7 +96,9 @@ class Recorder:
             entries = self._in_flight.pop(id(result), [])
             gone = [req.finished() or req.is_retracted for _, req, _, _ in entries]
             before = [[*req.origin_input_ids, *req.output_ids] for _, req, _, _ in entries]
+            tails = [req for req in _tails(batch) if not req.finished()]
             out = process(batch, result, *args, **kwargs)
+            self.ended_as_tails += sum(req.finished() for req in tails)
             for i, (row, req, key, state) in enumerate(entries):
                 if gone[i]:  # an overlapped extra step of a request that had ended
                     continue

@@ -79,6 +79,13 @@ def _unhook_commit():
     HybridLinearAttnBackend.update_mamba_state_after_mtp_verify = inspect.unwrap(commit)
 
 
+def _uncounted_tail():
+    """A request that ends as a tail of a prefill is cached without its last token, as SGLang does."""
+    from sglang_mamba_mtp.hooks import radix_cache
+
+    radix_cache.tails_of = lambda batch: []
+
+
 def _reasons():
     """No fault: every request counts as one that reasoned, as SGLang's reasoning parser leaves it."""
     from sglang.srt.managers.schedule_batch import Req
@@ -113,6 +120,7 @@ FAULTS = {
     "stale_layout": _stale_layout,
     "unturned": _unturned,
     "unhook_commit": _unhook_commit,
+    "uncounted_tail": _uncounted_tail,
     "reasons": _reasons,
     "die": _die,
     "hang": _hang,

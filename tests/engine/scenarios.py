@@ -68,6 +68,24 @@ def chunked(vocab: int) -> Scenario:
     )
 
 
+def mixed(vocab: int) -> Scenario:
+    """Answers that end at every offset while long prompts are prefilled, and what follows on each of them.
+
+    With mixed chunks a running request then decodes one token at a time, as a tail of the prefill.
+    """
+    ends = (6, 7, 8, 9, 10, 12, 13)
+    long = [Request(f"long{i}", tokens(120 + i, 390, vocab), 6, when=("d6", 3 + i)) for i in range(2)]
+    first = [Request(f"d{n}", repetitive(230 + n, 66 + n, vocab), n) for n in ends]
+    stopped = [
+        Request("s3", repetitive(236, 72, vocab), 30, after="long1", stop_like=("d6", 3)),
+        Request("s5", repetitive(243, 79, vocab), 30, after="long1", stop_token_like=("d13", 5)),
+        Request("long2", tokens(122, 390, vocab), 6, when=("s3", 1)),
+    ]
+    ended = [f"d{n}" for n in ends] + ["s3", "s5"]
+    follow = [Request(f"f_{rid}", tokens(140 + i, 3, vocab), 12, continues=rid) for i, rid in enumerate(ended)]
+    return Scenario("mixed", (*first, *long, *stopped, *follow))
+
+
 def boundaries(vocab: int) -> Scenario:
     """Prompts that end at, just before and just after a chunk's or a track interval's boundary, each asked twice."""
     lengths = (15, 16, 17, 47, 48, 63, 64, 65, 79, 127, 128, 129)

@@ -110,7 +110,8 @@ class Result:
     ``gaps`` (of plain engines) says, for every prefix a token was chosen after, by how much its logit led the next one.
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
-    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph.
+    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
+    ended with a token they decoded in a prefill's batch (mixed chunks).
     """
 
     spec: EngineSpec
@@ -126,6 +127,7 @@ class Result:
     slot_bytes: int
     hooks: list[str]
     graphs: int
+    ended_as_tails: int
     seconds_to_build: float
     seconds_to_run: float
     log: str = ""

@@ -158,9 +158,9 @@ def _look_at_mamba2(runner: Any) -> dict[str, Any]:
 
     family = mamba2.Mamba2Family()
     folded: list[torch.Tensor] = []
-    ops = SimpleNamespace(mamba2_fold=lambda checkpoint, *, A, **_: folded.append(A))
+    ops = SimpleNamespace(mamba2_fold=lambda *_, A: folded.append(A))
     mamba2.mamba2 = SimpleNamespace(ops_for=lambda device: ops)  # this process ends here
-    family.fold(torch.device("cpu"), runner.model)(torch.empty(0))
+    family.fold(torch.device("cpu"), runner.model)(None, None, None)
     params = startup.cache_params(runner.model_config)
     fields = family.fields(params.shape, runner.dtype)
     pool = runner.req_to_token_pool
@@ -254,13 +254,13 @@ def test_mixers_are_found_in_nested_modules_in_layer_order(monkeypatch: pytest.M
     )
     model = torch.nn.ModuleDict({"vision": torch.nn.Linear(1, 1), "language": torch.nn.ModuleDict({"model": body})})
     folded: list[torch.Tensor] = []
-    ops = SimpleNamespace(mamba2_fold=lambda checkpoint, *, A, **_: folded.append(A))
+    ops = SimpleNamespace(mamba2_fold=lambda *_, A: folded.append(A))
     monkeypatch.setattr(mamba2, "mamba2", SimpleNamespace(ops_for=lambda device: ops))
     fold = mamba2.Mamba2Family().fold(torch.device("cpu"), model)
-    fold(torch.empty(0))
+    fold(None, None, None)
     assert folded[0].squeeze(-1).tolist() == [-float(i) for i in range(0, 22, 2)]
     body["layers"][4]["mixer"].A.data.fill_(7.0)  # weights may be loaded again while serving
-    fold(torch.empty(0))
+    fold(None, None, None)
     assert folded[1][2].item() == 7.0
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from sglang_mamba_mtp import names
 from sglang_mamba_mtp.compat import startup, surfaces, version
+from sglang_mamba_mtp.errors import MtpError
 
 from .test_registry import launch, load_plugins
 
@@ -158,12 +159,41 @@ def test_a_declined_flag_stops_the_launch(forked, hybrid):
     result = forked(lambda: launch("--model-path", hybrid[names.GDN], "--mamba-mtp-mode", "snapshot", *speculative))
     assert result.code == 1
     assert "--enable-streaming-session True" in result.output and "--mamba-mtp-mode off" in result.output
+    assert "Traceback" not in result.output
 
     result = forked(
         lambda: build(hybrid[names.GDN], spec="NEXTN", extra={"enable_streaming_session": True}),
         SGLANG_MAMBA_MTP_MODE="snapshot",
     )
     assert result.code == 1 and "--enable-streaming-session True" in result.output
+
+
+def test_every_refusal_is_in_one_message(forked, hybrid):
+    """Of flags and of an option, as they were spelled; and no traceback around it."""
+    speculative = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "65", "--device", "cpu")
+    flags = ("--mamba-mtp-window", "1000", "--enable-streaming-session")
+    result = forked(lambda: launch("--model-path", hybrid[names.MAMBA2], *speculative, *flags))
+    assert result.code == 1 and "Traceback" not in result.output, result.output
+    *_, declined = result.output.partition("cannot serve this Mamba2 model:")
+    for spelled in ("--mamba-mtp-window 1000", "--speculative-num-draft-tokens 65", "--enable-streaming-session True"):
+        assert declined.count(f"- {spelled}: ") == 1, declined
+    assert "SGLANG_MAMBA_MTP_WINDOW" not in declined
+
+
+def test_a_program_gets_an_exception_it_can_read(forked, hybrid):
+    """`sglang.Engine` raises; nothing ends the process."""
+
+    def body():
+        import sglang
+
+        load_plugins()
+        options = {"speculative_algorithm": "NEXTN", "device": "cpu", "enable_streaming_session": True}
+        with pytest.raises(MtpError, match=r"--enable-streaming-session True: .*\n.*--mamba-mtp-mode off"):
+            sglang.Engine(model_path=hybrid[names.GDN], **options)
+        print("and goes on")
+
+    result = forked(body)
+    assert result.code == 0 and "and goes on" in result.output, result.output
 
 
 def test_sglang_building_another_backend_is_refused(forked, hybrid):

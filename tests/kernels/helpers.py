@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from mamba_mtp_kernels.common.operands import Folds, Rows, Window
+
+AnyWindow = TypeVar("AnyWindow", bound=Window)
 
 
 def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -114,6 +118,20 @@ class Bookkeeping:
     @property
     def capacity(self) -> int:
         return self.order.shape[1]
+
+    @property
+    def batch_rows(self) -> Rows:
+        """The batch as the kernels take it."""
+        return Rows(self.slots, self.rows, parents=self.parents, ancestors=self.ancestors)
+
+    def settling(self, batch_rows: slice = slice(None)) -> Folds:
+        """What folds all pending tokens of these batch rows in place."""
+        slots, rows = self.slots[batch_rows], self.rows[batch_rows]
+        return Folds(slots, slots, rows, self.pending[slots.long()])
+
+    def window(self, kind: type[AnyWindow], **inputs: torch.Tensor) -> AnyWindow:
+        """A family's window over this bookkeeping."""
+        return kind(self.pending, self.order, self.fold_threshold, **inputs)
 
     def to(self, device: torch.device | str) -> Bookkeeping:
         return self._map(lambda tensor: tensor.to(device))

@@ -14,13 +14,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import bench_modes
+import cases
 import graph_timing
 import step
 import stock
 from cases import GdnShape, Mamba2Shape
 from mamba_mtp_kernels import common, conv1d, gdn, mamba2
 
-from .gdn.stock import normalise_as
+from .gdn.stock import normalise_as, stock_module
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run the benchmark itself on")
 
@@ -34,17 +35,18 @@ def once(launches, **_):
     return {"us": 1.0, "us_p10": 1.0, "us_p90": 1.0, "replays": 1, "launches": len(launches)}
 
 
-def scatter(dst, src, slots, last):
-    """What both of SGLang's scatter kernels do; they refuse tensors that are not on a GPU."""
-    dst[:, slots.long()] = src[:, torch.arange(len(last)), last.long()]
+def scatter(self, states, buffer, conv_states, windows, *, slots, last, track_slots, track):
+    """What SGLang's commit does; its kernels refuse tensors that are not on a GPU."""
+    for dst, src in ((states, buffer), (conv_states, windows)):
+        for to, node in ((slots, last), (track_slots, track)):
+            rows = (node >= 0).nonzero()[:, 0]
+            dst[:, to[rows].long()] = src[:, rows, node[rows].long()]
 
 
 @pytest.fixture
 def toy(monkeypatch):
     """A benchmark that runs here in seconds."""
-    recurrent = pytest.importorskip(
-        "sglang.kernels.ops.attention.fla.fused_sigmoid_gating_recurrent", reason="0.5.17's"
-    )
+    recurrent = stock_module()
     normalise_as(recurrent, monkeypatch)
     for family in (common, conv1d, gdn, mamba2):
         launchers = family.ops_for("cuda")
@@ -53,16 +55,10 @@ def toy(monkeypatch):
     from sglang.kernels.ops.mamba import causal_conv1d_triton
     from sglang.kernels.ops.mamba.triton_ops import mamba_ssm
 
-    for module in (causal_conv1d_triton, mamba_ssm):
-        monkeypatch.setattr(module, "is_arch_support_pdl", lambda: False)
+    for module in (causal_conv1d_triton, mamba_ssm, recurrent):
+        monkeypatch.setattr(module, "is_arch_support_pdl", lambda: False, raising=False)
     monkeypatch.setattr(torch.cpu, "device", lambda _: contextlib.nullcontext(), raising=False)
-    for kernels in (stock.StockConv, stock.StockGdn, stock.StockMamba2):
-
-        def __init__(self, made=kernels.__init__):
-            made(self)
-            self.scatter = scatter
-
-        monkeypatch.setattr(kernels, "__init__", __init__)
+    monkeypatch.setattr(stock.StockCommit, "run", scatter)
     monkeypatch.setattr(bench_modes, "DEVICE", CPU)
     monkeypatch.setattr(step, "ACTIVATIONS", torch.float32)  # the interpreter cannot multiply bfloat16
     monkeypatch.setattr(bench_modes, "LAYERS", 1)
@@ -70,7 +66,9 @@ def toy(monkeypatch):
     monkeypatch.setattr(bench_modes, "CHECK_LAYERS", 1)
     monkeypatch.setattr(bench_modes, "CHECK_STEPS", 4)
     monkeypatch.setattr(bench_modes, "WINDOW", 3)
-    monkeypatch.setattr(bench_modes, "time_launches", once)
+    monkeypatch.setattr(bench_modes, "CEILING_BYTES", 4096)
+    for module in (bench_modes, graph_timing):
+        monkeypatch.setattr(module, "time_launches", once)
     monkeypatch.setattr(bench_modes, "environment", dict)
     monkeypatch.setattr(bench_modes, "sets_for", lambda *_, **__: 1)
     shapes = {"gdn": GdnShape(H=1, HV=2, K=16, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=16, dstate=32, ngroups=1)}
@@ -89,15 +87,24 @@ def test_runs(family, tmp_path, capsys, toy):
     assert written["moves"][0]["family"] == family
     printed = capsys.readouterr().out
     assert "RED" not in printed and f"{family:6s} 4 tree   2" in printed
+    assert [entry["tracked rows"] for entry in written["table"]] == [2 * 3 / 256] * 6
+
+
+WRONG = {
+    "accepted": lambda last, track: ((last - 1).clamp(min=0), track),
+    "tracked": lambda last, track: (last, torch.where(track >= 0, last, -1)),
+    "untracked": lambda last, track: (last, torch.full_like(track, -1)),
+}
 
 
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])
 @pytest.mark.parametrize("mode", ["slots", "replay"])
-def test_red_on_a_wrong_state(family, mode, monkeypatch, capsys, toy):
-    """A mode whose commit takes another node fails, and nothing else is printed."""
+@pytest.mark.parametrize("wrong", WRONG)
+def test_red_on_a_wrong_state(family, mode, wrong, monkeypatch, capsys, toy):
+    """A mode whose commit takes another node, or tracks another or none, fails, and nothing else is printed."""
     commit = bench_modes.Ours.commit
     monkeypatch.setattr(
-        bench_modes.Ours, "commit", lambda self, which, last: commit(self, which, (last - 1).clamp(min=0))
+        bench_modes.Ours, "commit", lambda self, which, last, track: commit(self, which, *WRONG[wrong](last, track))
     )
     case = bench_modes.Case(family, 4, "chain")
     with pytest.raises(SystemExit, match="RED"):
@@ -109,6 +116,27 @@ def test_red_on_a_wrong_state(family, mode, monkeypatch, capsys, toy):
 def test_hollow_steps_launch(family, toy):
     for kind, variant in [("tree", None), *(("chain", variant) for variant in bench_modes.IN_LAYOUTS)]:
         bench_modes.run_hollow(bench_modes.Case(family, 4, kind), variant, 2)
+
+
+def test_rows_are_tracked_as_often_as_a_server_tracks_them():
+    """Over many steps, every row's tokens pass a boundary once in an interval."""
+    layer = step.make_layer(GdnShape(H=1, HV=2, K=16, V=32), CPU)
+    for batch, nodes in ((1, 4), (64, 8), (200, 4)):
+        drafts = step.Drafts(layer, batch=batch, nodes=nodes, kind="tree", sets=1)
+        accept = nodes // 2 + 1
+        lengths, passed, steps = torch.arange(batch) * 37 % 256, 0, 256
+        for _ in range(steps):
+            passed += int((lengths // 256 != (lengths + accept) // 256).sum())
+            lengths += accept
+        fewer, share = cases.boundaries(batch, accept)
+        assert passed / steps == fewer + share
+        for rows in (fewer, fewer + 1):
+            track = drafts.tracked(rows)
+            assert int((track >= 0).sum()) == rows and set(track[track >= 0].tolist()) <= set(drafts.accepted)
+
+
+def test_records_name_their_commit():
+    assert len(graph_timing.commit().removesuffix("-dirty")) == 40
 
 
 def test_needs_no_sglang_but_its_kernels():

@@ -7,11 +7,13 @@ Accepted tokens go through our windows on one side and one by one through stock 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.commit import commit_window
+from mamba_mtp_kernels.common.operands import Folds, States, Window
+from mamba_mtp_kernels.common.window import commit_window
 
 from .gdn import case as gdn_case
 from .gdn.stock import stock_module
@@ -28,7 +30,6 @@ MAMBA2_INPUTS = {"x": 0.0, "B": 0.0, "C": 0.0, "dt": -4.0}
 class Family(ABC):
     """One family's pools at a size, and the three ways a token reaches a state. States are [slots, ...] float32."""
 
-    windows: tuple[str, ...]
     inputs: dict[str, float]
     float32_inputs: tuple[str, ...] = ()
 
@@ -44,16 +45,10 @@ class Family(ABC):
 
     def settled(self) -> torch.Tensor:
         """The requests' states [B, ...] after all that is pending, and nothing pending any more."""
-        slots = self.books.slots.long()
-        self.fold(
-            self.tensors["checkpoint"][None],
-            **{name: self.tensors[name][None] for name in self.windows},
-            order=self.books.order,
-            src_slots=self.books.slots,
-            dst_slots=self.books.slots,
-            rows=self.books.window_row[slots],
-            counts=self.books.pending[slots],
-        )
+        slots, window = self.books.slots.long(), self.case.window()
+        layers = {name: getattr(window, name)[None] for name in window.input_names()}
+        folds = replace(self.books.settling(), rows=self.books.window_row[slots])
+        self.fold(States(self.tensors["checkpoint"][None]), replace(window, **layers), folds)
         self.books.pending[slots] = 0
         return self.tensors["checkpoint"][slots]
 
@@ -62,7 +57,7 @@ class Family(ABC):
         """Our verify of all nodes."""
 
     @abstractmethod
-    def fold(self, checkpoint: torch.Tensor, **arguments: Any) -> None:
+    def fold(self, states: States, window: Window, folds: Folds) -> None:
         """Our fold of one layer."""
 
     @abstractmethod
@@ -75,11 +70,11 @@ class Family(ABC):
 
 
 class Gdn(Family):
-    windows, inputs, float32_inputs = gdn_case.WINDOWS, GDN_INPUTS, ("a", "b")
+    inputs, float32_inputs = GDN_INPUTS, ("a", "b")
 
     def __init__(self, device: torch.device, **shape: int) -> None:
         from mamba_mtp_kernels.gdn.fold import gdn_fold
-        from mamba_mtp_kernels.gdn.verify import gdn_verify
+        from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
         pools = {"dtype": torch.bfloat16, "pending": [0] * BATCH, "fold_threshold": WINDOW, "gate_shift": -6.0}
         super().__init__(gdn_case.make_case(batch=BATCH, nodes=NODES, device=device, **pools, **shape), device)
@@ -89,8 +84,8 @@ class Gdn(Family):
     def verify(self) -> None:
         self.case.run(self.ours)
 
-    def fold(self, checkpoint: torch.Tensor, **arguments: Any) -> None:
-        self._fold(checkpoint, **arguments)
+    def fold(self, states: States, window: Window, folds: Folds) -> None:
+        self._fold(states, window, folds)
 
     def stock_token(self, states: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         q, k, v, a, b = (self.tensors[name][tokens] for name in GDN_INPUTS)
@@ -111,11 +106,11 @@ class Gdn(Family):
 
 
 class Mamba2(Family):
-    windows, inputs = mamba2_case.WINDOWS, MAMBA2_INPUTS
+    inputs = MAMBA2_INPUTS
 
     def __init__(self, device: torch.device, monkeypatch: pytest.MonkeyPatch, **shape: int) -> None:
         from mamba_mtp_kernels.mamba2.fold import mamba2_fold
-        from mamba_mtp_kernels.mamba2.verify import mamba2_verify
+        from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 
         pools = {"dtype": torch.bfloat16, "pending": [0] * BATCH, "fold_threshold": WINDOW}
         super().__init__(mamba2_case.make_case(batch=BATCH, nodes=NODES, device=device, **pools, **shape), device)
@@ -125,8 +120,8 @@ class Mamba2(Family):
     def verify(self) -> None:
         self.case.run(self.ours)
 
-    def fold(self, checkpoint: torch.Tensor, **arguments: Any) -> None:
-        self._fold(checkpoint, A=self.tensors["A"][None], **arguments)
+    def fold(self, states: States, window: Window, folds: Folds) -> None:
+        self._fold(states, window, folds, A=self.tensors["A"][None])
 
     def stock_token(self, states: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         x, B, C, dt = (self.tensors[name][tokens] for name in MAMBA2_INPUTS)
@@ -160,10 +155,13 @@ def drift(family: Family, commits: int) -> tuple[float, float]:
         family.verify()
         last = torch.randint(0, NODES, (BATCH,), generator=generator, device=device, dtype=torch.int32)
         commit_window(
-            pending=books.pending, window_row=books.window_row, order=books.order, slots=books.slots, rows=books.rows,
-            last_correct=last, steps_to_track=None, parents=books.parents, fold_threshold=books.fold_threshold,
+            family.case.window(),
+            books.batch_rows,
+            window_row=books.window_row,
+            last_correct=last,
+            steps_to_track=None,
             track_count=count,
-        )  # fmt: skip
+        )
         for node in range(NODES):
             on = last >= node
             family.stock_token(theirs, torch.where(on, books.slots, -1), first + node)

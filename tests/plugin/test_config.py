@@ -30,8 +30,34 @@ def test_environment():
 def test_flag_wins_and_is_exported():
     environ = {"SGLANG_MAMBA_MTP_MODE": "off"}
     assert config.take_flags(parse("--mamba-mtp-mode", "snapshot"), environ).mode == "snapshot"
-    assert environ == {"SGLANG_MAMBA_MTP_MODE": "snapshot"}
+    assert environ == {"SGLANG_MAMBA_MTP_MODE": "snapshot", config.FLAGS_GIVEN: "mode"}
     assert MtpConfig.from_env(environ).mode == "snapshot"
+
+
+def test_options_are_named_as_they_were_spelled():
+    """In the launcher, and in the workers that inherit its environment."""
+    environ = {"SGLANG_MAMBA_MTP_STATE_LAYOUT": "kv", "SGLANG_MAMBA_MTP_WINDOW": "3"}
+    launcher = config.take_flags(parse("--mamba-mtp-window", "12"), environ)
+    for given in (launcher, MtpConfig.from_env(environ), config.take_flags(parse(), environ)):
+        assert given.window == 12
+        assert given.spelled("window") == "--mamba-mtp-window 12"
+        assert given.spelled("state_layout") == "SGLANG_MAMBA_MTP_STATE_LAYOUT=kv"
+        assert given.spelled("mode") == f"--mamba-mtp-mode {config.DEFAULT_MODE}"
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--mamba-mtp-window", "abc"], ["--mamba-mtp-window abc: ", "0 or more", "leave the flag out"]),
+        (["--mamba-mtp-mode", "fast"], ["--mamba-mtp-mode fast: ", "snapshot", "off"]),
+        (["--mamba-mtp-mode", "off", "--mamba-mtp-window", "4"], ["--mamba-mtp-window 4: no effect", "'off'"]),
+    ],
+)
+def test_a_wrong_flag_is_not_called_a_variable(argv, words):
+    with pytest.raises(MtpError) as caught:
+        config.take_flags(parse(*argv), {})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "SGLANG_" not in str(caught.value)
 
 
 def test_no_flag_leaves_the_environment():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from sglang_mamba_mtp import guards, modes, names
+from sglang_mamba_mtp import config, guards, modes, names
 from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.errors import MtpError
-from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
+from sglang_mamba_mtp.families.table import FAMILIES
+from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY
 
 
 def arguments(**changed) -> SimpleNamespace:
@@ -17,6 +21,12 @@ def arguments(**changed) -> SimpleNamespace:
     plain = {
         "device": "cuda",
         "speculative_algorithm": "EAGLE",
+        "speculative_eagle_topk": 1,
+        "speculative_num_steps": 3,
+        "speculative_num_draft_tokens": 4,
+        "speculative_adaptive": False,
+        "speculative_adaptive_config": None,
+        "mamba_backend": "triton",
         "page_size": 1,
         "attention_backend": "fa3",
         "prefill_attention_backend": None,
@@ -48,7 +58,8 @@ REFUSED = [
     ({"device": "npu"}, "--device npu"),
     ({"speculative_algorithm": "DFLASH"}, "--speculative-algorithm DFLASH"),
     ({"speculative_algorithm": "DSPARK"}, "--speculative-algorithm DSPARK"),
-    ({"speculative_algorithm": "uno"}, "--speculative-algorithm UNO"),
+    ({"speculative_algorithm": "uno"}, "--speculative-algorithm uno"),
+    ({"speculative_algorithm": "my_spec"}, "--speculative-algorithm my_spec"),
     ({"speculative_algorithm": "NGRAM", "page_size": 64}, "--page-size 64"),
     ({"speculative_algorithm": "NGRAM", "attention_backend": "trtllm_mha"}, "--attention-backend trtllm_mha"),
     ({"speculative_algorithm": "NGRAM", "decode_attention_backend": "trtllm_mha"}, "--attention-backend trtllm_mha"),
@@ -75,7 +86,12 @@ if startup.has_external_cache_linker():
         ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
     )
 
+NODES_65 = {"speculative_num_draft_tokens": 65}
+
 REFUSED_WITH_OWN_VERIFY = [
+    ({"speculative_eagle_topk": 4, **NODES_65}, "--speculative-num-draft-tokens 65"),
+    ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 1, **NODES_65}, "--speculative-num-draft-tokens 65"),
+    ({"speculative_num_steps": 64, **NODES_65}, "--speculative-num-steps 64"),
     ({"linear_attn_verify_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
     ({"linear_attn_verify_backend": "nv_cutedsl"}, "--linear-attn-verify-backend nv_cutedsl"),
     ({"linear_attn_decode_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
@@ -86,15 +102,75 @@ REFUSED_WITH_OWN_VERIFY = [
 
 @pytest.mark.parametrize("changed, words", REFUSED + REFUSED_WITH_OWN_VERIFY)
 def test_each_refusal_names_flag_value_and_remedy(changed, words):
-    (text,) = guards.declined(arguments(**changed), COMMON + OWN_VERIFY)
+    (text,) = guards.declined(arguments(**changed), COMMON + OWN_VERIFY, names.GDN)
     assert text.startswith(words)
     reason, _, remedy = text.removeprefix(words).partition("; ")
     assert reason.startswith((":", " (")) and remedy
 
 
 def test_every_guard_has_a_case():
-    tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY}
+    tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY} | {"--speculative-adaptive-config"}
     assert tested == {guard.flag for guard in COMMON + OWN_VERIFY}
+
+
+def test_amd_gpus_which_sglang_calls_cuda(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    (text,) = guards.declined(arguments(), COMMON, names.GDN)
+    assert text.startswith("--device cuda (ROCm 6.4.43482): ") and "NVIDIA" in text
+    assert guards.declined(arguments(device="cpu"), COMMON, names.GDN) == []
+
+
+def test_an_algorithm_of_another_plugin(forked):
+    """As a plugin registers one, and as `sglang.launch_server` is told to use it."""
+
+    def body():
+        from sglang.srt.server_args import ServerArgs
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        SpeculativeAlgorithm.register("MY_SPEC", supports_overlap=True)(lambda server_args: object)
+        model = str(Path(__file__).parents[2] / "launch" / "models" / "tiny-gdn")
+        args = ServerArgs(model_path=model, device="cpu", speculative_algorithm="MY_SPEC")
+        if hasattr(args, "resolve_once"):
+            args.resolve_once()
+        guards.check(args, COMMON, mode="replay", family=names.GDN, model="GDN")
+
+    result = forked(body)
+    assert "MtpError" in result.output and "--speculative-algorithm MY_SPEC: it is not SGLang's own" in result.output
+
+
+@pytest.mark.parametrize("steps, nodes", [(63, None), (64, 65)])
+def test_adaptive_speculation_by_its_longest_chain(steps, nodes, tmp_path):
+    settings = tmp_path / "adaptive.json"
+    settings.write_text(json.dumps({"1": {"candidate_steps": [1, 3]}, "4": {"candidate_steps": [steps]}}))
+    adaptive = {"speculative_adaptive": True, "speculative_adaptive_config": str(settings)}
+    found = guards.declined(arguments(**adaptive), OWN_VERIFY, names.GDN)
+    assert len(found) == (nodes is not None)
+    assert all(text.startswith(f"--speculative-adaptive-config {settings}: ") for text in found)
+
+
+def test_flashinfers_mamba_kernel_verifies_chains_only():
+    """Where SGLang verifies; the plugin's own modes hand it single tokens, and GDN has none of it."""
+    over_trees = arguments(mamba_backend="flashinfer", speculative_eagle_topk=2)
+    snapshot = modes.MODES[names.SNAPSHOT].guards
+    (text,) = guards.declined(over_trees, snapshot, names.MAMBA2)
+    assert text.startswith("--mamba-backend flashinfer: ") and "--mamba-mtp-mode replay" in text
+    assert guards.declined(over_trees, snapshot, names.GDN) == []
+    assert guards.declined(arguments(mamba_backend="flashinfer"), snapshot, names.MAMBA2) == []
+    for mode in (names.REPLAY, names.SLOTS):
+        assert guards.declined(over_trees, modes.MODES[mode].guards, names.MAMBA2) == []
+
+
+@pytest.mark.parametrize("family", [names.GDN, names.MAMBA2])
+def test_a_window_that_fits_no_gpu(family):
+    longest = FAMILIES[family].longest_window
+    for window, spelling in ((longest, None), (longest + 1, "--mamba-mtp-window"), (10**9, "SGLANG_MAMBA_MTP_WINDOW=")):
+        environ = {"SGLANG_MAMBA_MTP_WINDOW": str(window)}
+        if spelling is not None and spelling.startswith("--"):
+            environ[config.FLAGS_GIVEN] = "window"
+        refusals = guards.window_too_long(config.MtpConfig.from_env(environ), family)
+        assert len(refusals) == (spelling is not None)
+        for text in refusals:
+            assert text.startswith(spelling) and str(window) in text and f"use at most {longest}" in text
 
 
 @pytest.mark.parametrize(
@@ -108,15 +184,19 @@ def test_every_guard_has_a_case():
         {"device": "cpu"},
         {"linear_attn_decode_backend": "flashinfer", "linear_attn_verify_backend": "triton"},
         {"linear_attn_decode_backend": "cutedsl"},
+        {"mamba_backend": "flashinfer"},
+        {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 64},
+        {"speculative_num_steps": 63, "speculative_num_draft_tokens": 64},
+        {"speculative_algorithm": "FROZEN_KV_MTP"},
     ],
 )
 def test_ordinary_servers_pass(changed):
-    assert guards.declined(arguments(**changed), COMMON + OWN_VERIFY) == []
+    assert guards.declined(arguments(**changed), COMMON + OWN_VERIFY, names.MAMBA2) == []
 
 
 def test_sglangs_own_verify_may_use_flashinfer():
     snapshot = modes.MODES[names.SNAPSHOT]
-    assert guards.declined(arguments(linear_attn_verify_backend="flashinfer"), snapshot.guards) == []
+    assert guards.declined(arguments(linear_attn_verify_backend="flashinfer"), snapshot.guards, names.GDN) == []
 
 
 def test_off_declines_nothing():
@@ -127,15 +207,17 @@ def test_a_missing_argument_is_refused_not_ignored():
     args = arguments()
     del args.enable_two_batch_overlap
     with pytest.raises(MtpError, match="--enable-two-batch-overlap"):
-        guards.declined(args, COMMON)
+        guards.declined(args, COMMON, names.GDN)
 
 
 def test_check_lists_everything_and_the_off_switch(monkeypatch):
     monkeypatch.setattr(startup, "resolved", lambda args: args)
+    monkeypatch.setenv("SGLANG_MAMBA_MTP_WINDOW", "1000")
+    args = arguments(pp_size=2, enable_lmcache=True)
     with pytest.raises(MtpError) as caught:
-        guards.check(arguments(pp_size=2, enable_lmcache=True), COMMON, mode="snapshot", family="GDN")
+        guards.check(args, COMMON, mode="replay", family=names.GDN, model="GDN")
     text = str(caught.value)
-    for words in ("'snapshot'", "GDN", "--pp-size 2", "--enable-lmcache", "--mamba-mtp-mode off"):
+    for words in ("'replay'", "GDN", "--pp-size 2", "--enable-lmcache", "_WINDOW=1000", "--mamba-mtp-mode off"):
         assert words in text
 
 
@@ -149,8 +231,8 @@ def test_arguments_exist_in_this_sglang(sglang):
     class Recorder:
         def __getattr__(self, name):
             read.add(name)
-            return 1
+            return name != "speculative_adaptive"  # else a file of settings would be read
 
-    for guard in COMMON + OWN_VERIFY:
+    for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY:
         guard.value(Recorder())
     assert read and read <= set(fields), read - set(fields)

@@ -167,9 +167,7 @@ class Mamba2(Model):
     def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
         x, B, C = self._parts(y)
         parameters = {"A": self.A[layer], "D": self.D[layer], "dt_bias": self.dt_bias[layer]}
-        return store.score(
-            layer, verify, x, gates["dt"], B, C, **parameters, dt_softplus=True, dt_limits=None, z=None
-        )  # fmt: skip
+        return store.score(layer, verify, x, gates["dt"], B, C, **parameters, dt_softplus=True)
 
 
 MODELS: dict[str, type[Model]] = {model.family: model for model in (Gdn, Mamba2)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mamba_mtp_kernels.common import ops_for
+from mamba_mtp_kernels.common.operands import MAX_NODES
 from mamba_mtp_kernels.common.reference import build_tree_reference
 from mamba_mtp_kernels.common.tree import build_tree
 
@@ -82,15 +83,21 @@ def test_errors_name_the_argument(device):
     parents = torch.zeros(2, 4, dtype=torch.int32, device=device)
     ancestors = torch.zeros(2, 4, dtype=torch.int64, device=device)
     none = {"retrieve_next_token": None, "retrieve_next_sibling": None}
-    with pytest.raises(ValueError, match="batch 3"):
+    with pytest.raises(ValueError, match=r"parents: shape \(2, 4\), expected \[batch>=3, N=\?\]"):
         build_tree(parents, ancestors, batch=3, **none)
     with pytest.raises(TypeError, match=r"parents: dtype torch\.int64"):
         build_tree(parents.long(), ancestors, batch=2, **none)
     with pytest.raises(ValueError, match="together"):
         build_tree(parents, ancestors, batch=2, retrieve_next_token=parents, retrieve_next_sibling=None)
-    with pytest.raises(ValueError, match="65 nodes"):
-        wide = torch.zeros(1, 65, dtype=torch.int32, device=device)
-        build_tree(wide, wide.long(), batch=1, **none)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("nodes", [65, 80])
+def test_no_more_nodes_than_a_mask_has_bits(builder, nodes, device):
+    """The reference too: a CPU engine would go on with masks that overflowed."""
+    assert MAX_NODES == 64
+    with pytest.raises(ValueError, match=f"parents: {nodes} nodes, the ancestor mask holds 64"):
+        run(builder, device, batch=1, nodes=nodes)
 
 
 def test_ops_for():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mamba_mtp_kernels.common import ops_for
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
 from mamba_mtp_kernels.common.reference import turn_states_reference
 from mamba_mtp_kernels.common.turn import turn_states
 
@@ -29,10 +29,10 @@ def view(flat, heads, values, keys):
     return flat[..., : heads * values * keys].unflatten(-1, (heads, values, keys))
 
 
-def turned(state, layout):
-    """One slot's [HV, V, K] elements brought into the other layout, head by head."""
+def turned(state, to):
+    """One slot's [HV, V, K] elements brought into the other order, head by head."""
     heads, values, keys = state.shape
-    rows, columns = (values, keys) if layout == KV else (keys, values)
+    rows, columns = (values, keys) if to == KV else (keys, values)
     flat = state.reshape(heads, -1)
     out = torch.empty_like(flat)
     for head in range(heads):
@@ -41,21 +41,21 @@ def turned(state, layout):
     return out.reshape(heads, values, keys)
 
 
-def run(op, device, flat, bits, slots, layout, shape, dtype=torch.int64):
+def run(op, device, flat, bits, slots, to, shape, dtype=torch.int64):
     """op on copies; returns the whole buffer and the bits."""
     flat, bits = flat.clone().to(device), torch.tensor(bits, dtype=torch.uint8, device=device)
-    op(view(flat, *shape), bits, slots=torch.tensor(slots, dtype=dtype, device=device), layout=layout)
+    op(view(flat, *shape), bits, slots=torch.tensor(slots, dtype=dtype, device=device), to=to)
     return flat.cpu(), bits.tolist()
 
 
-def expected_pool(flat, bits, slots, layout, shape):
+def expected_pool(flat, bits, slots, to, shape):
     flat, bits = flat.clone(), list(bits)
     for slot in slots:
-        if slot > 0 and bits[slot] != layout:
+        if slot > 0 and bits[slot] != to:
             for layer in range(flat.shape[0]):
                 state = view(flat, *shape)[layer, slot]
-                state.copy_(turned(state.clone(), layout))
-            bits[slot] = layout
+                state.copy_(turned(state.clone(), to))
+            bits[slot] = to
     return flat, bits
 
 
@@ -63,18 +63,18 @@ SHAPES = [(16, 16), (64, 128), (128, 64), (80, 48), (24, 256), (128, 16), (33, 4
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("layout", [VK, KV])
+@pytest.mark.parametrize("to", [VK, KV])
 @pytest.mark.parametrize("values, keys", SHAPES)
-def test_matches_the_rule(op, layout, values, keys, device):
+def test_matches_the_rule(op, to, values, keys, device):
     shape = (3, values, keys)
     flat = pool(values, keys)
     bits, slots = [KV, VK, KV, VK, KV, VK, KV], [2, 0, 1, -1, 5, 4]
-    actual, actual_bits = run(op, device, flat, bits, slots, layout, shape)
-    expected, expected_bits = expected_pool(flat, bits, slots, layout, shape)
+    actual, actual_bits = run(op, device, flat, bits, slots, to, shape)
+    expected, expected_bits = expected_pool(flat, bits, slots, to, shape)
     assert_same_bits("states", actual, expected)
     assert actual_bits == expected_bits
     assert expected_bits[0] == KV and expected_bits[3] == VK and expected_bits[6] == KV, "slots not asked for"
-    unasked = [slot for slot in range(7) if slot not in slots or bits[slot] == layout]
+    unasked = [slot for slot in range(7) if slot not in slots or bits[slot] == to]
     assert_same_bits("slots left alone", actual[:, unasked], flat[:, unasked])
 
 
@@ -111,7 +111,7 @@ def test_head_stride(op, device):
     states = wide[:, :, :, 0]
     bits = torch.tensor([VK, VK, VK], dtype=torch.uint8, device=device)
     on_device = wide.clone().to(device)
-    op(on_device[:, :, :, 0], bits, slots=torch.tensor([1], device=device), layout=KV)
+    op(on_device[:, :, :, 0], bits, slots=torch.tensor([1], device=device), to=KV)
     expected = wide.clone()
     expected[:, 1, :, 0] = states[:, 1].transpose(2, 3).reshape(2, 4, 16, 24)
     assert_same_bits("states", on_device, expected)
@@ -132,14 +132,14 @@ def test_errors_name_the_argument(device):
     states = torch.zeros(1, 3, 2, 16, 24, device=device)
     bits = torch.zeros(3, dtype=torch.uint8, device=device)
     slots = torch.ones(1, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="layout: 2"):
-        turn_states(states, bits, slots=slots, layout=2)
-    with pytest.raises(ValueError, match=r"state_layout: shape \(2,\)"):
-        turn_states(states, bits[:2], slots=slots, layout=KV)
-    with pytest.raises(TypeError, match=r"state_layout: dtype torch\.int32"):
-        turn_states(states, bits.int(), slots=slots, layout=KV)
+    with pytest.raises(ValueError, match="to: 2"):
+        turn_states(states, bits, slots=slots, to=2)
+    with pytest.raises(ValueError, match=r"axis_order: shape \(2,\)"):
+        turn_states(states, bits[:2], slots=slots, to=KV)
+    with pytest.raises(TypeError, match=r"axis_order: dtype torch\.int32"):
+        turn_states(states, bits.int(), slots=slots, to=KV)
     with pytest.raises(ValueError, match="last 2 must be contiguous"):
-        turn_states(states.transpose(3, 4), bits, slots=slots, layout=KV)
+        turn_states(states.transpose(3, 4), bits, slots=slots, to=KV)
 
 
 def test_ops_for():
@@ -157,9 +157,9 @@ def test_real_sizes(values, keys, dtype):
     bits = torch.randint(0, 2, (20,), generator=generator, device="cuda").to(torch.uint8)
     slots = torch.tensor([*range(1, 18), -1, 0], device="cuda")
     actual, actual_bits, expected, expected_bits = states.clone(), bits.clone(), states.clone(), bits.clone()
-    for layout in (KV, VK, KV):
-        turn_states(actual, actual_bits, slots=slots, layout=layout)
-        turn_states_reference(expected, expected_bits, slots=slots, layout=layout)
+    for to in (KV, VK, KV):
+        turn_states(actual, actual_bits, slots=slots, to=to)
+        turn_states_reference(expected, expected_bits, slots=slots, to=to)
         assert torch.equal(actual_bits, expected_bits)
         assert torch.equal(actual, expected)
 
@@ -171,13 +171,13 @@ def test_graph_replay():
     states = torch.randn(4, 9, 8, 64, 128, generator=generator, device="cuda")
     bits = torch.zeros(9, dtype=torch.uint8, device="cuda")
     slots = torch.zeros(4, dtype=torch.int32, device="cuda")
-    turn_states(states, bits, slots=slots, layout=KV)
+    turn_states(states, bits, slots=slots, to=KV)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        turn_states(states, bits, slots=slots, layout=KV)
+        turn_states(states, bits, slots=slots, to=KV)
     expected, expected_bits = states.clone(), bits.clone()
     for chosen in ([1, 2, 0, -1], [2, 3, 8, 1]):
         slots.copy_(torch.tensor(chosen, dtype=torch.int32))
         graph.replay()
-        turn_states_reference(expected, expected_bits, slots=slots, layout=KV)
+        turn_states_reference(expected, expected_bits, slots=slots, to=KV)
         assert torch.equal(states, expected) and torch.equal(bits, expected_bits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mamba_mtp_kernels.common.operands import Rows
 from mamba_mtp_kernels.conv1d.commit import commit_conv
 from mamba_mtp_kernels.conv1d.reference import commit_conv_reference
 
@@ -32,10 +33,10 @@ class Case:
         op(
             states,
             inputs,
-            slots=self.slots.to(device, index_dtype),
-            rows=self.rows.to(device, index_dtype),
+            Rows(
+                self.slots.to(device, index_dtype), self.rows.to(device, index_dtype), parents=self.parents.to(device)
+            ),
             last_correct=self.last.to(device, index_dtype),
-            parents=self.parents.to(device),
             steps_to_track=self.track.to(device, index_dtype) if tracking else None,
             track_slots=self.track_slots.to(device, index_dtype) if tracking else None,
         )

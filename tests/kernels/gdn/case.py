@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference
+from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..helpers import Bookkeeping, chain_parents, gap_between_slots, random_bookkeeping, random_tree_parents
 
@@ -16,29 +18,36 @@ WINDOWS = ("window_k", "window_v", "window_g", "window_beta")
 
 @dataclass
 class Case:
-    """Arguments of one gdn_verify. `tensors` holds every tensor but the bookkeeping, by argument name."""
+    """Arguments of one gdn_verify. `tensors` holds all but the bookkeeping by name: states are called checkpoint, the
+    window's inputs window_*."""
 
     books: Bookkeeping
     tensors: dict[str, torch.Tensor]
     scale: float
 
-    def arguments(self) -> dict[str, object]:
-        books = self.books
-        return {
-            **self.tensors,
-            "scale": self.scale,
-            "slots": books.slots,
-            "rows": books.rows,
-            "pending": books.pending,
-            "order": books.order,
-            "ancestors": books.ancestors,
-            "fold_threshold": books.fold_threshold,
-        }
+    def run(
+        self, verify: Callable[..., torch.Tensor], axis_order: torch.Tensor | None = None, **extra: object
+    ) -> torch.Tensor:
+        x = self.tensors
+        return verify(
+            *(x[name] for name in ("q", "k", "v", "a", "b")),
+            A_log=x["A_log"],
+            dt_bias=x["dt_bias"],
+            scale=self.scale,
+            states=States(x["checkpoint"], axis_order),
+            rows=self.books.batch_rows,
+            window=self.window(),
+            **extra,
+        )
 
-    def run(self, verify: Callable[..., torch.Tensor], **extra: object) -> torch.Tensor:
-        arguments = self.arguments()
-        inputs = [arguments.pop(name) for name in ("q", "k", "v", "a", "b")]
-        return verify(*inputs, **arguments, **extra)
+    def window(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> GdnWindow:
+        """The window of one layer, its inputs as `change` makes them."""
+        inputs = {name.removeprefix("window_"): change(self.tensors[name]) for name in WINDOWS}
+        return self.books.window(GdnWindow, **inputs)
+
+    def fold(self, fold: Callable[..., None], folds: Folds, axis_order: torch.Tensor | None = None) -> None:
+        """Run a fold over the one layer."""
+        fold(States(self.tensors["checkpoint"][None], axis_order), self.window(lambda x: x[None]), folds)
 
     def clone(self) -> Case:
         # clone() keeps the strides of a dense tensor only: strided pools are rebuilt by as_strided

@@ -90,6 +90,6 @@ def implementation(name: str, device: torch.device) -> tuple[Callable[..., torch
     if name == "reference":
         return gdn_verify_reference, gdn_fold_reference
     from mamba_mtp_kernels.gdn.fold import gdn_fold
-    from mamba_mtp_kernels.gdn.verify import gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
     return gdn_verify, gdn_fold

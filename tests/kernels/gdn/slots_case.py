@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
+from mamba_mtp_kernels.common.operands import NodeSlots, States
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, gap_between_slots, random_tree_parents
 from .case import clone_tensor
@@ -32,17 +33,23 @@ class SlotsCase:
     read_slots: torch.Tensor
     write_slots: torch.Tensor
     parents: torch.Tensor | None
-    state_layout: torch.Tensor | None = None
-    write_layout: int = VK
+    axis_order: torch.Tensor | None = None
+    write: int = VK
 
     @property
     def nodes(self) -> int:
         return self.write_slots.shape[1]
 
     def run(self, op: Callable[..., torch.Tensor], **extra: object) -> torch.Tensor:
-        arguments = {field.name: getattr(self, field.name) for field in fields(self)}
-        inputs = [arguments.pop(name) for name in INPUTS]
-        return op(*inputs, **arguments, **extra)
+        return op(
+            *(getattr(self, name) for name in INPUTS),
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            scale=self.scale,
+            states=States(self.states, self.axis_order, self.write),
+            nodes=NodeSlots(self.read_slots, self.write_slots, self.parents),
+            **extra,
+        )
 
     def clone(self) -> SlotsCase:
         tensors = {
@@ -61,7 +68,7 @@ class SlotsCase:
     def states_written(self) -> torch.Tensor:
         """[live, N, HV, V, K] in the pool's dtype, turned back where they were written as [K, V]."""
         stored = self.states[self.written().to(self.states.device)]
-        return turned_back(stored) if self.write_layout == KV else stored
+        return turned_back(stored) if self.write == KV else stored
 
 
 def turned(states: torch.Tensor) -> torch.Tensor:
@@ -90,16 +97,16 @@ def make_slots_case(
     state_dtype: torch.dtype = torch.float32,
     index_dtype: torch.dtype = torch.int32,
     strided: bool = False,
-    layouts: list[int] | None = None,
-    write_layout: int = VK,
+    orders: list[int] | None = None,
+    write: int = VK,
     gate_shift: float = 0.0,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> SlotsCase:
     """Unit-scale inputs; every slot that no row reads holds NaN, write slots included, and so do gaps.
 
-    own_slot: row b reads the write slot of its node b % N, as a row does whose last verify left it there. layouts: the
-    bit of each row's read slot (None: no state_layout); other slots' bits are random.
+    own_slot: row b reads the write slot of its node b % N, as a row does whose last verify left it there. orders: that
+    of each row's read slot (None: no axis_order); other slots' orders are random.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -116,14 +123,14 @@ def make_slots_case(
     unread = torch.ones(slots, dtype=torch.bool)
     unread[read_slots] = False
     states[unread] = math.nan
-    state_layout = None
-    if layouts is not None:
-        # of a generator of its own: the rest of the case is the same with and without layouts
+    axis_order = None
+    if orders is not None:
+        # of a generator of its own: the rest of the case is the same with and without orders
         bits = torch.Generator().manual_seed(seed)
-        state_layout = torch.randint(0, 2, (slots,), generator=bits, dtype=torch.uint8)
-        for slot, layout in zip(read_slots.tolist(), layouts, strict=True):
-            state_layout[slot] = layout
-            if layout == KV:
+        axis_order = torch.randint(0, 2, (slots,), generator=bits, dtype=torch.uint8)
+        for slot, order in zip(read_slots.tolist(), orders, strict=True):
+            axis_order[slot] = order
+            if order == KV:
                 states[slot] = turned(states[slot])
     for turn, b in enumerate(padding):
         # what a padding row may not touch is poisoned as well
@@ -147,8 +154,8 @@ def make_slots_case(
         read_slots=read_slots.to(index_dtype).to(device),
         write_slots=write_slots.to(index_dtype).to(device),
         parents=parents,
-        state_layout=None if state_layout is None else state_layout.to(device),
-        write_layout=write_layout,
+        axis_order=None if axis_order is None else axis_order.to(device),
+        write=write,
     )
 
 
@@ -164,7 +171,7 @@ def oracle(case: SlotsCase, *, stored: bool = False) -> tuple[torch.Tensor, torc
     for b in live:
         slot = int(case.read_slots[b])
         root = case.states[slot].cpu()
-        if case.state_layout is not None and int(case.state_layout[slot]) == KV:
+        if case.axis_order is not None and int(case.axis_order[slot]) == KV:
             root = turned_back(root)
         states: list[torch.Tensor] = []
         for i in range(nodes):

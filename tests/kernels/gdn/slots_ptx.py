@@ -11,7 +11,7 @@ from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
-from mamba_mtp_kernels.gdn.slots import _slots_kernel, constants_for, default_config
+from mamba_mtp_kernels.gdn.verify_slots import _slots_kernel, constants_for, default_config
 
 from ..hopper import compiled, same_arithmetic
 from .stock import stock_module, stock_version
@@ -19,7 +19,7 @@ from .stock import stock_module, stock_version
 H, HV, K, V = 16, 32, 128, 128
 LAUNCH: dict[str, Any] = {
     "floats": ("scale", "softplus_beta", "softplus_threshold", "lower_bound"),
-    "unspecialised": ("T", "nodes", "write_layout", "cache_steps"),
+    "unspecialised": ("T", "nodes", "write", "cache_steps"),
     "num_warps": 1,
 }
 
@@ -28,9 +28,9 @@ def ours(dtype: str, state: str, tree: bool, batch: int, sglang: tuple[int, ...]
     pointers = dict.fromkeys(("q", "k", "v", "a", "b", "out"), dtype) | {"states": state}
     pointers |= dict.fromkeys(("A_log", "dt_bias"), "fp32")
     pointers |= dict.fromkeys(("read_slots", "write_slots", "parents"), "i32")
-    config = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=sglang)
-    constants: dict[str, Any] = constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, layouts=False)
-    constants |= {"state_layout": None} | ({} if tree else {"parents": None})
+    config = default_config(batch=batch, dims=(K, V), either=False, hopper=True, sglang=sglang)
+    constants: dict[str, Any] = constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, either=False)
+    constants |= {"axis_order": None} | ({} if tree else {"parents": None})
     return compiled(_slots_kernel, pointers, constants, **LAUNCH)
 
 
@@ -68,7 +68,7 @@ def main() -> int:
             ("bf16", "fp32", True),
             ("bf16", "bf16", True),
         ):
-            block_v = default_config(batch=batch, dims=(K, V), layouts=False, hopper=True, sglang=version).block_v
+            block_v = default_config(batch=batch, dims=(K, V), either=False, hopper=True, sglang=version).block_v
             case = f"{dtype} inputs, {state} state, {'tree' if tree else 'chain'}, {block_v} values a program"
             own = ours(dtype, state, tree, batch, version)
             same &= same_arithmetic(case, own, stocks(kernel, dtype, state, tree, block_v))

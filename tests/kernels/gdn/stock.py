@@ -44,7 +44,7 @@ def _divided_by_norm(x):
 def normalise_as(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give our kernel 0.5.17's x / n where that is stock's: in the interpreter it is not x * (1 / n), as on a GPU."""
     if "b_k / (tl.sqrt(" in inspect.getsource(module):
-        monkeypatch.setattr("mamba_mtp_kernels.gdn.slots._normalised", _divided_by_norm)
+        monkeypatch.setattr("mamba_mtp_kernels.gdn.verify_slots._normalised", _divided_by_norm)
 
 
 def stock_verify(module: ModuleType, case: SlotsCase) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.gdn.reference import gdn_fold_reference
+from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..helpers import assert_close, assert_same_bits
-from .case import WINDOWS, make_case
+from .case import make_case
 from .checks import FLOAT32_LIMIT, implementation, positions_in_storage, storage_of
 
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
@@ -47,19 +51,14 @@ def test_fold(
     src[6], dst[7] = 0, -1
     written = [0, 1, 2, 3, 4]
     pool = layered(case.tensors["checkpoint"], 2, 8)
-    windows = {name: layered(case.tensors[name], 2, 16) for name in WINDOWS}
-    integers = {
-        "order": books.order,
-        "src_slots": src.to(device),
-        "dst_slots": dst.to(device),
-        "rows": rows.to(device),
-        "counts": counts.to(device=device, dtype=index_dtype),
-    }
+    window = case.window(lambda x: layered(x, 2, 16))
+    folds = Folds(src.to(device), dst.to(device), rows.to(device), counts.to(device=device, dtype=index_dtype))
     exact = pool.double()
-    gdn_fold_reference(exact, **{n: w.double() for n, w in windows.items()}, **integers, compute_dtype=torch.float64)
+    doubles = {name: getattr(window, name).double() for name in GdnWindow.input_names()}
+    gdn_fold_reference(States(exact), books.window(GdnWindow, **doubles), folds, compute_dtype=torch.float64)
     old = storage_of(pool).clone()
-    old_windows = {name: storage_of(window).clone() for name, window in windows.items()}
-    implementation(which, device)[1](pool, **windows, **integers)
+    old_inputs = {name: storage_of(getattr(window, name)).clone() for name in GdnWindow.input_names()}
+    implementation(which, device)[1](States(pool), window, folds)
 
     targets = dst[written].long()
     # bf16: half a unit in the last place of rounding, a whole one where the interpreter truncates
@@ -71,8 +70,8 @@ def test_fold(
     rest = torch.ones(old.shape, dtype=torch.bool)
     rest[positions_in_storage(pool, (layers, targets.expand(2, -1)))] = False
     assert_same_bits("checkpoint, slots that are no destination", storage_of(pool)[rest], old[rest])
-    for name, window in windows.items():
-        assert_same_bits(name, storage_of(window), old_windows[name])
+    for name, before in old_inputs.items():
+        assert_same_bits(name, storage_of(getattr(window, name)), before)
 
 
 @BOTH
@@ -80,26 +79,31 @@ def test_fold_in_two_halves_is_fold(which: str, device: torch.device) -> None:
     """A snapshot of a prefix, then the rest on top of it, is the whole fold bit for bit (float32 state)."""
     fold = implementation(which, device)[1]
     case = make_case(batch=1, nodes=4, H=1, HV=2, pending=[8], device=device)
-    windows = {name: case.tensors[name][None] for name in WINDOWS}
-    row, slot = int(case.books.rows[0]), case.books.slots
+    window, row, slot = case.window(lambda x: x[None]), int(case.books.rows[0]), case.books.slots
     pools = []
     for cut in (0, 3):
         pool, order = case.tensors["checkpoint"].clone()[None], case.books.order.clone()
         for start, stop in ((0, cut), (cut, 8)):
             order[row] = case.books.order[row].roll(-start)
             counts = torch.tensor([stop - start], dtype=torch.int32, device=device)
-            fold(pool, **windows, order=order, src_slots=slot, dst_slots=slot, rows=case.books.rows, counts=counts)
+            fold(States(pool), replace(window, order=order), Folds(slot, slot, case.books.rows, counts))
         pools.append(pool)
     assert_same_bits("checkpoint", pools[1], pools[0])
 
 
 def test_rejected_arguments(device: torch.device) -> None:
     case = make_case(batch=1, device=device)
-    windows = {name: case.tensors[name][None] for name in WINDOWS}
-    slot = case.books.slots
-    integers = {"order": case.books.order, "src_slots": slot, "dst_slots": slot, "rows": slot, "counts": slot}
-    fold = implementation("triton", device)[1]
-    with pytest.raises(ValueError, match="window_k"):
-        fold(case.tensors["checkpoint"][None], **{**windows, "window_k": windows["window_k"][..., :3]}, **integers)
+    fold, folds, window = implementation("triton", device)[1], case.books.settling(), case.window(lambda x: x[None])
+    pool = case.tensors["checkpoint"][None]
+    with pytest.raises(ValueError, match=r"window_k: shape .*, expected \[L=1, .*K=16\]"):
+        fold(States(pool), replace(window, k=window.k[..., :3].contiguous()), folds)
+    with pytest.raises(ValueError, match="window_k: shape"):
+        fold(States(pool), case.window(), folds)
+    with pytest.raises(TypeError, match="window_g: dtype"):
+        fold(States(pool), replace(window, g=window.g.double(), beta=window.beta.double()), folds)
+    with pytest.raises(TypeError, match=r"states: dtype torch\.float64"):
+        fold(States(pool.double()), window, folds)
+    with pytest.raises(ValueError, match="states: strides"):
+        fold(States(pool.transpose(2, 3).contiguous().transpose(2, 3)), window, folds)
     with pytest.raises(TypeError, match="counts"):
-        fold(case.tensors["checkpoint"][None], **windows, **{**integers, "counts": slot.float()})
+        replace(folds, counts=folds.counts.float())

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.layout import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV, VK
+from mamba_mtp_kernels.common.operands import Folds, States
 
 from ..helpers import assert_same_bits, assert_same_numbers, rms_ratio
-from .case import WINDOWS, Case, make_case
+from .case import Case, make_case
 from .checks import check_verify
 from .slots_case import SlotsCase, check_slots, make_slots_case, turned, turned_back
 from .stock import stock_module, stock_verify, stock_version
-from .test_layout import mixed, turn_slots
+from .test_axis_order import mixed, turn_slots
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +32,7 @@ def real_case(nodes: int, *, tree: bool = True, state_dtype: torch.dtype = torch
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("nodes", [1, 4, 8, 16, 32])
 def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
-    from mamba_mtp_kernels.gdn.verify import gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
     check_verify(real_case(nodes, tree=tree, state_dtype=state_dtype), gdn_verify)
 
@@ -57,7 +58,7 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
 )
 def test_configurations(changes: dict[str, int]) -> None:
     """No configuration changes more than rounding."""
-    from mamba_mtp_kernels.gdn.verify import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
 
     check_verify(real_case(8), gdn_verify, config=replace(VerifyConfig(), **changes))
 
@@ -70,7 +71,7 @@ def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
     run across warps, in another order: hence two warps for that tile, which no default picks for heads of V > 16.
     """
     from mamba_mtp_kernels.gdn.fold import gdn_fold
-    from mamba_mtp_kernels.gdn.verify import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
 
     case = make_case(
         batch=17, nodes=4, dtype=torch.bfloat16, state_dtype=state_dtype, pending=[20] * 17, fold_threshold=16,
@@ -79,15 +80,7 @@ def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
     books, slots = case.books, case.books.slots.long()
     for rows in (slice(0, 17), slice(0, 2)):  # many states, large tiles; few, small ones
         settled = case.clone()
-        gdn_fold(
-            settled.tensors["checkpoint"][None],
-            **{name: settled.tensors[name][None] for name in WINDOWS},
-            order=books.order,
-            src_slots=books.slots[rows],
-            dst_slots=books.slots[rows],
-            rows=books.rows[rows],
-            counts=books.pending[slots[rows]],
-        )
+        settled.fold(gdn_fold, books.settling(rows))
         want = settled.tensors["checkpoint"][slots[rows]]
         for config in (None, *(replace(VerifyConfig(), block_v=v, num_warps=min(4, v // 8)) for v in (16, 32, 64))):
             folded = case.clone()
@@ -97,7 +90,7 @@ def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
 
 def test_bf16_halves_lose_nothing_that_matters() -> None:
     """Before its output is rounded, the two-halves product is far closer than bf16: seen through float32 outputs."""
-    from mamba_mtp_kernels.gdn.verify import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
 
     case = make_case(batch=2, nodes=8, pending=[3, 20], fold_threshold=16, device="cuda", **QWEN3_NEXT)
     expected, _ = case.oracle()
@@ -106,7 +99,7 @@ def test_bf16_halves_lose_nothing_that_matters() -> None:
 
 def test_graph_replay_equals_eager() -> None:
     """One captured graph, replayed on new inputs and counts written into its buffers."""
-    from mamba_mtp_kernels.gdn.verify import gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
     static = real_case(8, seed=1)
     saved = static.clone()
@@ -130,7 +123,7 @@ def test_graph_replay_equals_eager() -> None:
 
 def test_repeated_runs_agree() -> None:
     """The same case gives the same bits: nothing races."""
-    from mamba_mtp_kernels.gdn.verify import gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
     case = real_case(16)
     first = case.clone()
@@ -153,7 +146,7 @@ def test_slots_have_the_bits_of_stock(
     batch: int, nodes: int, dtype: torch.dtype, tree: bool, state_dtype: torch.dtype
 ) -> None:
     """The same bits from slots read and written as [V, K]; the same numbers where slots may be turned."""
-    from mamba_mtp_kernels.gdn.slots import gdn_verify_slots
+    from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     module = stock_module()
     case = make_slots_case(
@@ -164,10 +157,10 @@ def test_slots_have_the_bits_of_stock(
     ours = case.clone()
     assert_same_bits("o", ours.run(gdn_verify_slots, sglang=stock_version(module)), theirs)
     assert_same_bits("states", ours.states_written(), states)
-    for write_layout in (VK, KV):
+    for write in (VK, KV):
         ours = case.clone()
-        ours.state_layout = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
-        ours.write_layout = write_layout
+        ours.axis_order = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
+        ours.write = write
         assert_same_numbers("o", ours.run(gdn_verify_slots), theirs)
         assert_same_numbers("states", ours.states_written(), states)
 
@@ -176,35 +169,35 @@ def test_slots_have_the_bits_of_stock(
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_slots_of_other_sizes(shape: dict[str, int], tree: bool, state_dtype: torch.dtype) -> None:
-    from mamba_mtp_kernels.gdn.slots import gdn_verify_slots
+    from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     module = stock_module()
     case = make_slots_case(
         batch=5, nodes=5, tree=tree, dtype=torch.float32, state_dtype=state_dtype, device="cuda", **shape
     )
     theirs, states = stock_verify(module, case)
-    for write_layout in (None, VK, KV):
+    for write in (None, VK, KV):
         ours = case.clone()
-        if write_layout is not None:
-            ours.state_layout = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
-            ours.write_layout = write_layout
+        if write is not None:
+            ours.axis_order = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
+            ours.write = write
         assert_same_numbers("o", ours.run(gdn_verify_slots), theirs)
         assert_same_numbers("states", ours.states_written(), states)
 
 
-@pytest.mark.parametrize("write_layout", [VK, KV], ids=["to VK", "to KV"])
+@pytest.mark.parametrize("write", [VK, KV], ids=["to VK", "to KV"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_slots_real_sizes(tree: bool, state_dtype: torch.dtype, write_layout: int) -> None:
-    """Against float64, from slots of both layouts, one of them a write slot of its own row."""
-    from mamba_mtp_kernels.gdn.slots import gdn_verify_slots
+def test_slots_real_sizes(tree: bool, state_dtype: torch.dtype, write: int) -> None:
+    """Against float64, from slots of both orders, one of them a write slot of its own row."""
+    from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     shape = {
         "batch": 6, "nodes": 8, "tree": tree, "dtype": torch.bfloat16, "state_dtype": state_dtype, "padding": (2,),
         "strided": True, "device": "cuda", **QWEN3_NEXT,
     }  # fmt: skip
-    for own_slot, layouts in ((False, [VK, KV, VK, KV, KV, VK]), (True, [write_layout] * 6)):
-        case = make_slots_case(**shape, own_slot=own_slot, layouts=layouts, write_layout=write_layout)
+    for own_slot, orders in ((False, [VK, KV, VK, KV, KV, VK]), (True, [write] * 6)):
+        case = make_slots_case(**shape, own_slot=own_slot, orders=orders, write=write)
         first = case.clone()
         out = check_slots(first, gdn_verify_slots, stored=True)
         for _ in range(10):
@@ -215,11 +208,11 @@ def test_slots_real_sizes(tree: bool, state_dtype: torch.dtype, write_layout: in
 
 def test_slots_graph_replay_equals_eager() -> None:
     """One captured graph, replayed on the inputs and slots of another batch."""
-    from mamba_mtp_kernels.gdn.slots import gdn_verify_slots
+    from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     def fresh(seed: int, padding: tuple[int, ...]) -> SlotsCase:
         return make_slots_case(
-            batch=6, nodes=4, tree=True, dtype=torch.bfloat16, padding=padding, layouts=[VK, KV] * 3, write_layout=KV,
+            batch=6, nodes=4, tree=True, dtype=torch.bfloat16, padding=padding, orders=[VK, KV] * 3, write=KV,
             device="cuda", seed=seed, **QWEN3_NEXT,
         )  # fmt: skip
 
@@ -241,23 +234,23 @@ def test_slots_graph_replay_equals_eager() -> None:
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("batch", [6, 24], ids=["small tiles", "large tiles"])
-def test_mixed_layouts_equal_one(batch: int, state_dtype: torch.dtype) -> None:
-    """Verify and fold at real sizes: neither the layouts nor their being told changes a state or an output."""
+def test_mixed_orders_equal_one(batch: int, state_dtype: torch.dtype) -> None:
+    """Verify and fold at real sizes: neither the orders nor their being told changes a state or an output."""
     from mamba_mtp_kernels.gdn.fold import gdn_fold
-    from mamba_mtp_kernels.gdn.verify import gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
     bits = [VK, KV, KV, VK, KV, KV] * (batch // 6)
     plain = make_case(
         batch=batch, nodes=8, tree=True, dtype=torch.bfloat16, state_dtype=state_dtype, padding=(2,), device="cuda",
         fold_threshold=16, pending=[0, 1, 0, 15, 17, 24] * (batch // 6), **QWEN3_NEXT,
     )  # fmt: skip
-    ours, layout = mixed(plain, bits)
+    ours, order = mixed(plain, bits)
     zero = plain.clone()
     states, expected = plain.tensors["checkpoint"].clone(), plain.run(gdn_verify)
-    assert_same_numbers("o, all VK", zero.run(gdn_verify, state_layout=torch.zeros_like(layout)), expected)
+    assert_same_numbers("o, all VK", zero.run(gdn_verify, axis_order=torch.zeros_like(order)), expected)
     assert_same_numbers("checkpoint, all VK", zero.tensors["checkpoint"], plain.tensors["checkpoint"])
-    assert_same_numbers("o", ours.run(gdn_verify, state_layout=layout), expected)
-    turn_slots(ours.tensors["checkpoint"], layout, turned_back)
+    assert_same_numbers("o", ours.run(gdn_verify, axis_order=order), expected)
+    turn_slots(ours.tensors["checkpoint"], order, turned_back)
     assert_same_numbers("checkpoint", ours.tensors["checkpoint"], plain.tensors["checkpoint"])
 
     books = plain.books
@@ -266,20 +259,32 @@ def test_mixed_layouts_equal_one(batch: int, state_dtype: torch.dtype) -> None:
     dst = src.clone()
     # a snapshot to a slot of nobody, the others settled where they are
     dst[-1] = next(slot for slot in range(1, states.shape[0]) if slot not in src.tolist())
-    arguments = {
-        **{name: plain.tensors[name][None] for name in WINDOWS},
-        "order": books.order,
-        "src_slots": src,
-        "dst_slots": dst,
-        "rows": books.rows[live],
-        "counts": books.pending[src.long()],
-    }
+    window = plain.window(lambda x: x[None])
+    folds = Folds(src, dst, books.rows[live], books.pending[src.long()])
     settled = states.clone()
-    gdn_fold(settled[None], **arguments)
-    for write_layout in (VK, KV):
-        pool, after = states.clone(), layout.clone()
-        turn_slots(pool, layout, turned)
-        gdn_fold(pool[None], **arguments, state_layout=layout, write_layout=write_layout)
-        after[dst[-1].long()] = write_layout
+    gdn_fold(States(settled[None]), window, folds)
+    for write in (VK, KV):
+        pool, after = states.clone(), order.clone()
+        turn_slots(pool, order, turned)
+        gdn_fold(States(pool[None], order, write), window, folds)
+        after[dst[-1].long()] = write
         turn_slots(pool, after, turned_back)
         assert_same_numbers("folded", pool, settled)
+
+
+def test_more_states_than_a_short_grid_axis_holds() -> None:
+    """1,024 rows of 64 value heads, folds among them: axes 1 and 2 of a launch end at 65,535."""
+    from mamba_mtp_kernels.gdn.fold import gdn_fold
+    from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
+
+    case = make_case(
+        batch=1024, nodes=2, H=32, HV=64, K=16, V=16, fold_threshold=2, pending=[0, 1, 2, 4] * 256, device="cuda"
+    )
+    check_verify(case.clone(), gdn_verify)
+    settled = case.clone()
+    settled.fold(gdn_fold, settled.books.settling())
+    few = case.clone()
+    few.fold(gdn_fold, few.books.settling(slice(1000, 1024)))
+    last = case.books.slots[1000:].long()
+    assert_same_bits("states of the last rows", settled.tensors["checkpoint"][last], few.tensors["checkpoint"][last])
+    assert not torch.equal(settled.tensors["checkpoint"][last], case.tensors["checkpoint"][last])

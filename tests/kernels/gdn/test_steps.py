@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,15 +74,11 @@ def run_steps(
                 for name in WINDOWS:
                     case.tensors[name][positions[0][b, rejected], positions[1][b, rejected]] = math.nan
         commit_window_reference(
-            pending=case.books.pending,
+            case.window(),
+            case.books.batch_rows,
             window_row=case.books.window_row,
-            order=case.books.order,
-            slots=case.books.slots,
-            rows=case.books.rows,
             last_correct=last.to(device),
             steps_to_track=None,
-            parents=case.books.parents,
-            fold_threshold=case.books.fold_threshold,
             track_count=torch.zeros(batch, dtype=torch.int32, device=device),
         )
     return {"case": case, "exact": exact, "plain": plain, "o": worst}
@@ -113,15 +110,7 @@ def _output_error(state: torch.Tensor, case: Case, out: torch.Tensor, b: int, no
 def settle(case: Case, fold: Callable[..., None]) -> torch.Tensor:
     """Fold all that is pending; the batch's states, on the CPU."""
     books, slots = case.books, case.books.slots.long()
-    fold(
-        case.tensors["checkpoint"][None],
-        **{name: case.tensors[name][None] for name in WINDOWS},
-        order=books.order,
-        src_slots=books.slots,
-        dst_slots=books.slots,
-        rows=books.window_row[slots],
-        counts=books.pending[slots],
-    )
+    case.fold(fold, replace(books.settling(), rows=books.window_row[slots]))
     books.pending[slots] = 0
     return case.tensors["checkpoint"][slots].cpu()
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from mamba_mtp_kernels.common.operands import States
 from mamba_mtp_kernels.mamba2.arguments import per_head
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from ..helpers import (
     Bookkeeping,
@@ -29,26 +31,28 @@ class Case:
     books: Bookkeeping
     tensors: dict[str, torch.Tensor | None]
     dt_softplus: bool = True
-    dt_limits: tuple[float, float] | None = None
 
-    def arguments(self) -> dict[str, object]:
-        books = self.books
-        return {
-            **self.tensors,
-            "dt_softplus": self.dt_softplus,
-            "dt_limits": self.dt_limits,
-            "slots": books.slots,
-            "rows": books.rows,
-            "pending": books.pending,
-            "order": books.order,
-            "ancestors": books.ancestors,
-            "fold_threshold": books.fold_threshold,
-        }
+    def window(self) -> Mamba2Window:
+        return self.books.window(Mamba2Window, **{name.removeprefix("window_"): self.tensors[name] for name in WINDOWS})
 
-    def run(self, verify: Callable[..., torch.Tensor], **extra: object) -> torch.Tensor:
-        arguments = self.arguments()
-        inputs = [arguments.pop(name) for name in ("x", "dt", "B", "C")]
-        return verify(*inputs, **arguments, **extra)
+    def run(
+        self,
+        verify: Callable[..., torch.Tensor],
+        *,
+        axis_order: torch.Tensor | None = None,
+        schedule: torch.Tensor | None = None,
+        **extra: object,
+    ) -> torch.Tensor:
+        given = self.tensors
+        return verify(
+            *(given[name] for name in ("x", "dt", "B", "C")),
+            **{name: given[name] for name in ("A", "D", "dt_bias")},
+            dt_softplus=self.dt_softplus,
+            states=States(given["checkpoint"], axis_order),
+            rows=replace(self.books.batch_rows, schedule=schedule),
+            window=self.window(),
+            **extra,
+        )
 
     def clone(self) -> Case:
         return replace(
@@ -84,7 +88,7 @@ class Case:
         books = before.books
         for name in ("slots", "rows", "pending", "window_row", "order", "parents", "ancestors"):
             assert_same_bits(name, getattr(self.books, name), getattr(books, name))
-        for name in ("x", "dt", "B", "C", "A", "D", "dt_bias", "z"):
+        for name in ("x", "dt", "B", "C", "A", "D", "dt_bias"):
             if self.tensors[name] is not None:
                 assert_same_bits(name, self.tensors[name], before.tensors[name])
         appended = torch.zeros(books.order.shape, dtype=torch.bool)
@@ -141,7 +145,6 @@ def make_case(
     expanded: bool = False,
     strided: bool = False,
     decay: float = 1.0,
-    with_z: bool = False,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Case:
@@ -177,7 +180,6 @@ def make_case(
         "A": -decay * (0.1 + torch.rand(nheads, generator=generator)),
         "D": randn(nheads),
         "dt_bias": randn(nheads),
-        "z": randn(tokens, nheads, headdim).to(dtype) if with_z else None,
         "window_x": randn(rows, capacity, nheads, headdim).to(dtype),
         "window_B": randn(rows, capacity, ngroups, dstate).to(dtype),
         "window_dt": torch.nn.functional.softplus(randn(rows, capacity, nheads)),

@@ -19,13 +19,13 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
-from mamba_mtp_kernels.common import commit as common_commit
 from mamba_mtp_kernels.common import tree as common_tree
+from mamba_mtp_kernels.common import window as common_window
 from mamba_mtp_kernels.conv1d import commit as conv_commit
-from mamba_mtp_kernels.conv1d import verify as conv_verify
+from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
-from mamba_mtp_kernels.mamba2 import slots as mamba2_slots
-from mamba_mtp_kernels.mamba2 import verify as mamba2_verify
+from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
+from mamba_mtp_kernels.mamba2 import verify_slots as mamba2_slots
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 
 from ..hopper import compiled
@@ -38,9 +38,7 @@ def resources(
     kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int
 ) -> dict[str, int]:
     """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
-    kernel = compiled(
-        kernel, pointers, constants, floats=("dt_low", "dt_high"), num_warps=warps, num_stages=stages
-    )  # fmt: skip
+    kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -63,24 +61,22 @@ def mamba2(
     state: str,
     model: str,
     batch: int,
-    layouts: bool = False,
+    either: bool = False,
 ) -> dict[str, int]:
     tiling = mamba2_verify.default_tiling(headdim, dstate, nodes, batch, heads)
     block = triton.next_power_of_2(nodes)
     constants = {
-        "z": None,
-        "LAYOUTS": layouts,
+        "EITHER": either,
         "N": nodes,
         "CAPACITY": window + 2 * nodes,
+        "HEADS": heads,
         "HEADS_PER_GROUP": heads // groups,
         "HEADDIM": headdim,
         "DSTATE": dstate,
         "HAS_SCHEDULE": True,
         "HAS_D": True,
         "HAS_BIAS": True,
-        "HAS_Z": False,
         "SOFTPLUS": True,
-        "LIMITS": False,
         "INPUTS_EXACT": model != "fp32",
         "STATE_EXACT": state != "fp32",
         "NATIVE": True,
@@ -97,16 +93,16 @@ def mamba2(
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
-    give_layout(pointers, constants, layouts)
+    give_axis_order(pointers, constants, either)
     kernel = mamba2_verify._mamba2_verify_kernel
     return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
 
 
-def give_layout(pointers: dict[str, str], constants: dict[str, Any], layouts: bool) -> None:
-    if layouts:
-        pointers["state_layout"] = "u8"
+def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either: bool) -> None:
+    if either:
+        pointers["axis_order"] = "u8"
     else:
-        constants["state_layout"] = None
+        constants["axis_order"] = None
 
 
 def slots(
@@ -116,19 +112,18 @@ def slots(
     groups: int,
     state: str,
     tree: bool,
-    layouts: bool,
+    either: bool,
     tiling: SlotsTiling | None = None,
 ) -> dict[str, int]:
     tiling = tiling or stock_tiling(dstate)
     constants = {
-        "z": None,
+        "HEADS": heads,
         "HEADS_PER_GROUP": heads // groups,
         "HEADDIM": headdim,
         "DSTATE": dstate,
         "TREE": tree,
-        "LAYOUTS": layouts,
+        "EITHER": either,
         "SOFTPLUS": True,
-        "LIMITS": False,
         "BLOCK_P": tiling.block_p,
         "BLOCK_S": triton.next_power_of_2(dstate),
         **dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1),
@@ -139,15 +134,15 @@ def slots(
         pointers["parents"] = "i32"
     else:
         constants["parents"] = None
-    give_layout(pointers, constants, layouts)
+    give_axis_order(pointers, constants, either)
     return resources(mamba2_slots._mamba2_slots_kernel, pointers, constants, tiling.num_warps, 3)
 
 
-def fold(heads: int, headdim: int, dstate: int, groups: int, state: str, layouts: bool = False) -> dict[str, int]:
+def fold(heads: int, headdim: int, dstate: int, groups: int, state: str, either: bool = False) -> dict[str, int]:
     constants = {
-        "LAYOUTS": layouts,
+        "EITHER": either,
         "CAPACITY": 32,
-        "NHEADS": heads,
+        "HEADS": heads,
         "HEADS_PER_GROUP": heads // groups,
         "HEADDIM": headdim,
         "DSTATE": dstate,
@@ -156,7 +151,7 @@ def fold(heads: int, headdim: int, dstate: int, groups: int, state: str, layouts
     }
     pointers = dict.fromkeys(("order", "src_slots", "dst_slots", "rows", "counts"), "i32")
     pointers |= {"checkpoint": state, "window_x": "bf16", "window_B": "bf16", "window_dt": "fp32", "A": "fp32"}
-    give_layout(pointers, constants, layouts)
+    give_axis_order(pointers, constants, either)
     return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, mamba2_fold.num_warps(dstate), 2)
 
 
@@ -194,7 +189,7 @@ def commit(nodes: int, capacity: int) -> dict[str, int]:
         "parents",
         "track_count",
     )
-    return resources(common_commit._commit_window_kernel, dict.fromkeys(names, "i32"), constants, 1, 2)
+    return resources(common_window._commit_window_kernel, dict.fromkeys(names, "i32"), constants, 1, 2)
 
 
 def cases() -> dict[str, tuple]:
@@ -211,14 +206,14 @@ def cases() -> dict[str, tuple]:
                 for batch in (64, 1):
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
-                    found[f"{key} layouts"] = (mamba2, *heads, nodes, window, state, model, batch, True)
+                    found[f"{key} either order"] = (mamba2, *heads, nodes, window, state, model, batch, True)
         for state in ("fp32", "bf16"):
             found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
-            found[f"mamba2_fold {name} {state} state layouts"] = (fold, *heads, state, True)
+            found[f"mamba2_fold {name} {state} state either order"] = (fold, *heads, state, True)
             for tree, shape in ((False, "chain"), (True, "tree")):
                 key = f"mamba2_slots {name} {shape} {state} state"
                 found[key] = (slots, *heads, state, tree, False)
-                found[f"{key} layouts"] = (slots, *heads, state, tree, True)
+                found[f"{key} either order"] = (slots, *heads, state, tree, True)
                 found[f"{key} as 0.5.17"] = (slots, *heads, state, tree, False, stock_tiling(heads[2], (0, 5, 17)))
     for nodes, per_program in ((4, 4), (8, 4), (8, 1), (16, 4)):
         found[f"conv1d_verify 8192 K=4 N={nodes} {per_program} a program"] = (conv, 8192, 4, nodes, per_program)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mamba_mtp_kernels.common.operands import NodeSlots, States
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, per_head
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference
 
@@ -41,8 +42,7 @@ class SlotsCase:
     parents: torch.Tensor
     tree: bool
     dt_softplus: bool = True
-    dt_limits: tuple[float, float] | None = None
-    write_layout: int = 0
+    write_order: int = 0
 
     @property
     def nodes(self) -> int:
@@ -54,15 +54,13 @@ class SlotsCase:
         return (self.tensors["read_slots"] > 0).repeat_interleave(self.nodes)
 
     def run(self, verify: Callable[..., torch.Tensor], **extra: Any) -> torch.Tensor:
-        arguments = dict(self.tensors)
-        inputs = [arguments.pop(name) for name in ("x", "dt", "B", "C")]
+        given = self.tensors
         return verify(
-            *inputs,
-            **arguments,
-            parents=self.parents if self.tree else None,
+            *(given[name] for name in ("x", "dt", "B", "C")),
+            **{name: given[name] for name in ("A", "D", "dt_bias")},
             dt_softplus=self.dt_softplus,
-            dt_limits=self.dt_limits,
-            write_layout=self.write_layout,
+            states=States(given["states"], given["axis_order"], self.write_order),
+            nodes=NodeSlots(given["read_slots"], given["write_slots"], self.parents if self.tree else None),
             **extra,
         )
 
@@ -107,16 +105,15 @@ def make_slots_case(
     index_dtype: torch.dtype = torch.int32,
     expanded: bool = False,
     strided: bool = False,
-    with_z: bool = False,
     kv: tuple[int, ...] | None = None,
-    write_layout: int = 0,
+    write_order: int = 0,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> SlotsCase:
     """Unit-scale inputs. Every slot but the ones read holds NaN, as do the gaps of a strided pool.
 
     in_place: every row reads the slot that one of its own nodes writes. unwritten: a childless node of each row has no
-    slot. kv: batch rows whose read slot lies as KV (None: no state_layout). expanded: A, D, dt_bias and dt as SGLang's
+    slot. kv: batch rows whose read slot lies as KV (None: no axis_order). expanded: A, D, dt_bias and dt as SGLang's
     stride-0 views.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -145,16 +142,15 @@ def make_slots_case(
         "A": -0.1 - torch.rand(nheads, generator=generator),
         "D": randn(nheads),
         "dt_bias": randn(nheads),
-        "z": randn(tokens, nheads, headdim).to(dtype) if with_z else None,
         "states": pool.to(state_dtype),
-        "state_layout": None,
+        "axis_order": None,
     }
     if kv is not None:
-        layout = torch.randint(0, 2, (slot_count,), generator=generator, dtype=torch.uint8)  # of the others: no matter
-        layout[read] = 0
-        layout[read[list(kv)]] = 1
+        order = torch.randint(0, 2, (slot_count,), generator=generator, dtype=torch.uint8)  # of the others: no matter
+        order[read] = 0
+        order[read[list(kv)]] = 1
         turn(tensors["states"], read[list(kv)].tolist())
-        tensors["state_layout"] = layout
+        tensors["axis_order"] = order
     if expanded:
         tensors["dt"] = tensors["dt"][:, :, None].expand(-1, -1, headdim)
         tensors["A"] = tensors["A"][:, None, None].expand(-1, headdim, dstate)
@@ -170,7 +166,7 @@ def make_slots_case(
         tensors["states"] = gap_between_slots(tensors["states"], 48)
         tensors["write_slots"] = torch.cat([write, write], 1).to(index_dtype)[:, :nodes]
         parents = torch.cat([parents, torch.full((1, nodes), 99)])  # buffers have more rows than the batch
-    case = SlotsCase(tensors, parents, tree, write_layout=write_layout)
+    case = SlotsCase(tensors, parents, tree, write_order=write_order)
     return case.to(torch.device(device))
 
 
@@ -223,7 +219,7 @@ class Stock:
             rows("B"),
             rows("C"),
             given["D"],
-            z=rows("z"),
+            z=None,
             dt_bias=given["dt_bias"],
             dt_softplus=case.dt_softplus,
             state_batch_indices=torch.where(given["read_slots"] > 0, given["read_slots"], -1),

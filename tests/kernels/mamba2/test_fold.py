@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from mamba_mtp_kernels.common.axis_order import VK
+from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from ..helpers import assert_close, assert_same_bits, gap_between_slots
 
@@ -47,9 +50,9 @@ class Case:
         read = {src for src, *_ in jobs}
         checkpoint[:, [slot for slot in range(SLOTS) if slot not in read]] = math.nan
         self.windows = {
-            "window_x": randn(layers, ROWS, CAPACITY, nheads, headdim).to(dtype),
-            "window_B": randn(layers, ROWS, CAPACITY, ngroups, dstate).to(dtype),
-            "window_dt": torch.nn.functional.softplus(randn(layers, ROWS, CAPACITY, nheads)),
+            "x": randn(layers, ROWS, CAPACITY, nheads, headdim).to(dtype),
+            "B": randn(layers, ROWS, CAPACITY, ngroups, dstate).to(dtype),
+            "dt": torch.nn.functional.softplus(randn(layers, ROWS, CAPACITY, nheads)),
         }
         free = torch.ones(ROWS, CAPACITY, dtype=torch.bool)
         for _, _, row, count in jobs:
@@ -64,7 +67,7 @@ class Case:
             self.checkpoint = gap_between_slots(self.checkpoint.flatten(0, 1), 32).unflatten(0, (layers, SLOTS))
         self.device = torch.device(device)
 
-    def run(self, fold, *, index_dtype=torch.int32, exact=False):
+    def run(self, fold, *, index_dtype=torch.int32, exact=False, axis_order=None, write=VK):
         layers = self.checkpoint.shape[0]
         columns = torch.tensor(self.jobs, dtype=index_dtype, device=self.device).T.contiguous()
         base = self.checkpoint.double() if exact else self.checkpoint
@@ -75,15 +78,12 @@ class Case:
             windows[name] = torch.empty_strided(window.shape, window.stride(), dtype=window.dtype, device=self.device)
             windows[name].copy_(window)
         assert len(self.A) == layers
+        order = self.order.to(self.device)
         fold(
-            checkpoint,
-            **windows,
+            States(checkpoint, axis_order, write),
+            Mamba2Window(torch.zeros(SLOTS, dtype=torch.int32, device=self.device), order, 0, **windows),
+            Folds(*columns),
             A=self.A.to(self.device),
-            order=self.order.to(self.device),
-            src_slots=columns[0],
-            dst_slots=columns[1],
-            rows=columns[2],
-            counts=columns[3],
             **({"compute_dtype": torch.float64} if exact else {}),
         )
         return checkpoint.cpu()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.commit import commit_window
+from mamba_mtp_kernels.common.operands import Folds, Rows, States
 from mamba_mtp_kernels.common.reference import build_tree_reference, commit_window_reference
+from mamba_mtp_kernels.common.window import commit_window
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import final_dt, mamba2_fold_reference, mamba2_verify_reference
-from mamba_mtp_kernels.mamba2.verify import mamba2_verify
+from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from ..helpers import assert_close, path_to, random_tree_parents, tree_links
 
@@ -29,7 +31,7 @@ def recurrence(start, parents, x, dt, B, C, A, dt_bias, D):
     """(y, state of every node, norm of the sums of y's absolute terms), token by token in start's dtype."""
     dtype, (batch, nodes) = start.dtype, parents.shape
     x, B, C, A, D = (tensor.to(dtype) for tensor in (x, B, C, A, D))
-    steps = final_dt(dt, dt_bias, True, None, dtype)
+    steps = final_dt(dt, dt_bias, True, dtype)
     decay = torch.exp(A * steps)
     states = start.new_zeros(batch, nodes, *start.shape[1:])
     for b in range(batch):
@@ -70,9 +72,9 @@ def run_steps(
     plain = exact.float()
     ours, theirs = [], []
     windows = {
-        "window_x": torch.full((1, batch, capacity, nheads, headdim), float("nan"), device=device),
-        "window_B": torch.full((1, batch, capacity, 1, dstate), float("nan"), device=device),
-        "window_dt": torch.full((1, batch, capacity, nheads), float("nan"), device=device),
+        "x": torch.full((1, batch, capacity, nheads, headdim), float("nan"), device=device),
+        "B": torch.full((1, batch, capacity, 1, dstate), float("nan"), device=device),
+        "dt": torch.full((1, batch, capacity, nheads), float("nan"), device=device),
     }
     order = torch.arange(capacity, dtype=torch.int32, device=device).repeat(batch, 1)
     pending, window_row = zeros(3 * batch + 1, dtype=torch.int32), zeros(3 * batch + 1, dtype=torch.int32)
@@ -80,8 +82,11 @@ def run_steps(
     rows = torch.arange(batch - 1, -1, -1, dtype=torch.int32, device=device)
     track_count = zeros(batch, dtype=torch.int32)
 
+    pool = States(checkpoint)
+    window_of_all = Mamba2Window(pending, order, window, **windows)
+
     def fold_into(target, counts):
-        fold(checkpoint, **windows, A=A, order=order, src_slots=slots, dst_slots=target, rows=rows, counts=counts)
+        fold(pool, window_of_all, Folds(slots, target, rows, counts), A=A)
 
     folds = 0
     for step in range(steps):
@@ -96,6 +101,7 @@ def run_steps(
         parents, ancestors = parents.to(device), ancestors.to(device)
         x, dt = randn(batch * nodes, nheads, headdim), randn(batch * nodes, nheads)
         B, C = randn(batch * nodes, 1, dstate), randn(batch * nodes, 1, dstate)
+        batch_rows = Rows(slots, rows, parents=parents, ancestors=ancestors)
         folds += int((pending[slots.long()] > window).sum())
         y = verify(
             x.to(device),
@@ -106,16 +112,9 @@ def run_steps(
             D=D,
             dt_bias=dt_bias,
             dt_softplus=True,
-            dt_limits=None,
-            z=None,
-            checkpoint=checkpoint[0],
-            slots=slots,
-            rows=rows,
-            pending=pending,
-            order=order,
-            **{name: tensor[0] for name, tensor in windows.items()},
-            ancestors=ancestors,
-            fold_threshold=window,
+            states=pool.layer(0),
+            rows=batch_rows,
+            window=window_of_all.layer(0),
         )
 
         inputs = (x, dt, B, C, A[0].cpu(), dt_bias.cpu(), D.cpu())
@@ -130,15 +129,11 @@ def run_steps(
         track = torch.tensor([path[step % len(path)] for path in paths])
         track[step % batch] = -1
         commit(
-            pending=pending,
+            window_of_all,
+            batch_rows,
             window_row=window_row,
-            order=order,
-            slots=slots,
-            rows=rows,
             last_correct=last.to(device),
             steps_to_track=track.to(device),
-            parents=parents,
-            fold_threshold=window,
             track_count=track_count,
         )
         exact, plain = states[torch.arange(batch), last], plain_states[torch.arange(batch), last]
@@ -172,14 +167,14 @@ def test_small_errors_are_seen(mutate):
     """A little less than float32 anywhere fails within some hundred steps."""
     verify, commit, fold = REFERENCES
 
-    def worse(*inputs, checkpoint, window_dt, **arguments):
-        y = verify(*inputs, checkpoint=checkpoint, window_dt=window_dt, **arguments)
+    def worse(*inputs, states, rows, window, **arguments):
+        y = verify(*inputs, states=states, rows=rows, window=window, **arguments)
         if mutate == "state cut to 20 bits":
-            checkpoint.view(torch.int32).bitwise_and_(-16)
+            states.data.view(torch.int32).bitwise_and_(-16)
         elif mutate == "dt off by 1e-6":
-            window_dt *= 1 + 1e-6
+            window.dt.mul_(1 + 1e-6)
         elif mutate == "dropped token":
-            slots, pending = arguments["slots"].long(), arguments["pending"]
+            slots, pending = rows.slots.long(), window.pending
             pending[slots] = torch.where(pending[slots] == 5, 4, pending[slots])
         return y
 

@@ -1,0 +1,223 @@
+"""What travels between a store and its kernels: states, a batch's rows, the slots of its nodes, windows, folds.
+
+Each is built, and checked in itself, once; a launcher checks how they fit together, and what float dtypes it takes (the
+references take float64 too). Contents change under them (tensors are the pool's own), their shapes do not. S slots, R
+request rows, B batch rows of N draft nodes, C window positions, L layers.
+No triton in this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+
+from .arguments import INDICES, Arg, check
+from .axis_order import KV, VK
+
+MAX_NODES = 64  # an ancestor mask is one int64
+
+
+def check_nodes(nodes: int) -> None:
+    """Raise ValueError where a draft tree has more nodes than an ancestor mask has bits."""
+    if nodes > MAX_NODES:
+        raise ValueError(f"parents: {nodes} nodes, the ancestor mask holds {MAX_NODES}")
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Recurrent states in their slots.
+
+    data        [S, heads, V, K] or, of all layers, [L, S, heads, V, K] float, a head contiguous (any other strides):
+                what a kernel reads and writes. Mamba2: V is headdim, K dstate.
+    axis_order  [S] uint8, VK or KV (axis_order.py): how each slot lies. None: all are VK. Kernels only read it: who
+                has written a slot elsewhere than in place sets its entry to `write`.
+    write       VK or KV: how states are written, except in place, where a slot stays as it lies. KV needs an
+                axis_order.
+    """
+
+    data: torch.Tensor
+    axis_order: torch.Tensor | None = None
+    write: int = VK
+
+    def __post_init__(self) -> None:
+        check(
+            states=Arg(self.data, "... S H V K", contiguous=2),
+            axis_order=Arg(self.axis_order, "S", torch.uint8),
+        )
+        if self.write not in (VK, KV):
+            raise ValueError(f"write: {self.write!r}, expected VK ({VK}) or KV ({KV})")
+        if self.write == KV and self.axis_order is None:
+            raise ValueError("write: KV without an axis_order to say so")
+
+    def layer(self, index: int) -> States:
+        """The states of one layer, where those of all layers are given."""
+        return replace(self, data=self.data[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a batch.
+
+    slots      [B] int32 or int64: state slot of each row; <= 0 is padding, of which a kernel writes zero outputs and
+               nothing else. Distinct where not padding.
+    rows       [B] int32 or int64: request row of each row, whose window it reads and writes. Distinct; not looked at
+               where the slot is padding.
+    parents    [>=B, N] int32, contiguous: parent of each draft node, -1 at a root (tree.build_tree). None where nobody
+               asks.
+    ancestors  [>=B, N] int64, contiguous: bit j of node i is set iff j is a strict ancestor of i. None where nobody
+               asks.
+    schedule   [>=B] int32: order in which a kernel may start its rows; any permutation gives the same results. None:
+               as they lie.
+    """
+
+    slots: torch.Tensor
+    rows: torch.Tensor
+    parents: torch.Tensor | None = None
+    ancestors: torch.Tensor | None = None
+    schedule: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            slots=Arg(self.slots, "B", INDICES),
+            rows=Arg(self.rows, "B", INDICES),
+            parents=Arg(self.parents, ">=B N", torch.int32, contiguous=2),
+            ancestors=Arg(self.ancestors, ">=B N", torch.int64, contiguous=2),
+            schedule=Arg(self.schedule, ">=B", torch.int32),
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.slots.shape[0]
+
+    @property
+    def trees(self) -> torch.Tensor:
+        """The parents of the batch's nodes [B, N]. Raises ValueError where none are given."""
+        if self.parents is None:
+            raise ValueError("parents: None, but an op asks for the draft trees")
+        return self.parents[: self.batch]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSlots:
+    """Where a verify of slots mode reads each row's state and writes the one after each of its nodes.
+
+    read     [B] int32 or int64: slot of each row's newest state; <= 0 is padding: zero outputs, nothing written.
+    write    [>=B, N] int32 or int64, any row stride: slot of the state after each node; <= 0: written nowhere (and then
+             the node has no children). Distinct over the batch. A row's read slot may be among its own write slots if
+             it lies as they will be written, never among another row's.
+    parents  [>=B, N] int32 or int64, any row stride: -1 at a root, else a node before. None: chains.
+    """
+
+    read: torch.Tensor
+    write: torch.Tensor
+    parents: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            read_slots=Arg(self.read, "B", INDICES),
+            write_slots=Arg(self.write, ">=B N", INDICES),
+            parents=Arg(self.parents, ">=B N", INDICES),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SlotBooks:
+    """Where each request's newest state lies in slots mode (draft_slots.py). Request row r owns the M draft slots from
+    first_draft_slot + r * M on, one per draft node.
+
+    current_input     [R] int32: draft slot of the row's last accepted node; -1: its canonical slot is the newest.
+    row_slot          [R] int32: canonical slot that the row served when it last committed.
+    slot_row          [S] int32: row that last committed for each canonical slot; -1: none.
+    first_draft_slot  > 0.
+    nodes_per_row     M > 0.
+    """
+
+    current_input: torch.Tensor
+    row_slot: torch.Tensor
+    slot_row: torch.Tensor
+    first_draft_slot: int
+    nodes_per_row: int
+
+    def __post_init__(self) -> None:
+        check(
+            current_input=Arg(self.current_input, "R", torch.int32),
+            row_slot=Arg(self.row_slot, "R", torch.int32),
+            slot_row=Arg(self.slot_row, "S", torch.int32),
+        )
+        if self.first_draft_slot <= 0 or self.nodes_per_row <= 0:
+            raise ValueError(
+                f"first_draft_slot {self.first_draft_slot}, nodes_per_row {self.nodes_per_row}: expected both > 0"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """What to fold outside a verify, in all layers: the first counts[b] tokens of order[rows[b]], onto the state in
+    src[b], into dst[b]. All [B] int32 or int64.
+
+    src, dst  slots; <= 0: nothing is done. No dst is another entry's src or dst. Where dst is src the state keeps its
+              axis order.
+    rows      request rows; not looked at where the count is 0.
+    counts    0 copies, and does nothing where dst is src.
+    """
+
+    src: torch.Tensor
+    dst: torch.Tensor
+    rows: torch.Tensor
+    counts: torch.Tensor
+
+    def __post_init__(self) -> None:
+        check(
+            src_slots=Arg(self.src, "B", INDICES),
+            dst_slots=Arg(self.dst, "B", INDICES),
+            rows=Arg(self.rows, "B", INDICES),
+            counts=Arg(self.counts, "B", INDICES),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The windows of all request rows: a family's subclass adds the inputs of its recurrence.
+
+    pending         [S] int32: how many tokens of each slot's request are not in its state yet. A verify reads it, the
+                    commit writes it.
+    order           [R, C] int32, contiguous: a permutation of each row's positions. Its first `pending` entries hold
+                    the pending tokens, oldest first; node i of a running verify is at entry pending + i.
+    fold_threshold  rows with more pending tokens than this are folded by their next verify. C >= fold_threshold + 2 N.
+
+    A subclass's tensors are [R, C, ...] or, of all layers, [L, R, C, ...].
+    """
+
+    pending: torch.Tensor
+    order: torch.Tensor
+    fold_threshold: int
+
+    def __post_init__(self) -> None:
+        if self.fold_threshold < 0:
+            raise ValueError(f"fold_threshold: {self.fold_threshold}, expected 0 or more")
+        check(
+            pending=Arg(self.pending, "S", torch.int32),
+            order=Arg(self.order, "R C", torch.int32, contiguous=2),
+            **{name: arg._replace(dtypes=None) for name, arg in self.inputs_as("... R C").items()},
+        )
+
+    @classmethod
+    def input_names(cls) -> tuple[str, ...]:
+        """Names of the family's inputs, in the order of their declaration."""
+        return tuple(field.name for field in fields(cls))[len(fields(Window)) :]
+
+    def inputs_as(self, leading: str) -> dict[str, Arg]:
+        """The family's inputs for `check`: a subclass gives the sizes after those `leading` ones."""
+        return {}
+
+    def check_room(self, nodes: int) -> None:
+        """Raise ValueError unless a verify of this many nodes fits beside what it folds."""
+        capacity = self.order.shape[1]
+        if capacity < self.fold_threshold + 2 * nodes:
+            raise ValueError(f"order: capacity {capacity}, expected at least {self.fold_threshold} + 2 * {nodes}")
+
+    def layer(self, index: int) -> Self:
+        """The window of one layer, where those of all layers are given."""
+        return replace(self, **{name: getattr(self, name)[index] for name in self.input_names()})

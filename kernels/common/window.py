@@ -1,0 +1,192 @@
+"""The bookkeeping of a window (operands.Window): what a commit makes pending, and which rows a verify starts first.
+
+Commit: which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
+pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the pending
+tokens if p > fold_threshold. So
+
+    kept  = p if p <= fold_threshold else 0
+    path  = nodes from the root to last_correct (parent walk), a of them
+    order = order[:kept] ++ [order[p + i] for i in path] ++ the remaining positions, as they stood
+    pending = kept + a
+
+Only positions move; the tokens' inputs stay where the verify stored them. One program per batch row; the C positions of
+a row are read in full before the first is written.
+
+Schedule: rows that fold run several times as long as the others. Started last they would keep the GPU waiting with most
+of it idle; started first they are covered by the short ones. Rows keep their order within both classes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .arguments import INDICES, Arg, check
+from .grid import launch_grid
+from .operands import Rows, Window
+
+MAX_ROWS = 4096  # of a schedule: one program sorts them
+
+
+@triton.jit
+def _path_mask(node, parents_row, N: tl.constexpr):
+    """Bits of the nodes from `node` up to the root, itself included; 0 where node < 0."""
+    mask = tl.full((), 0, tl.int64)
+    current = tl.minimum(node, N - 1)
+    while current >= 0:
+        mask = mask | (tl.full((), 1, tl.int64) << current)
+        above = tl.load(parents_row + current)
+        # parents fall strictly in a valid tree: stop on anything else
+        current = tl.where(above < current, above, -1)
+    return mask
+
+
+@triton.jit
+def _commit_window_kernel(
+    pending,
+    window_row,
+    order,
+    slots,
+    rows,
+    last_correct,
+    steps_to_track,
+    parents,
+    track_count,
+    fold_threshold,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_TRACK: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + b).to(tl.int64)
+    if slot <= 0:
+        tl.store(track_count + b, 0)
+        return
+    row = tl.load(rows + b).to(tl.int64)
+    before = tl.load(pending + slot)
+    kept = tl.where(before > fold_threshold, 0, before)
+    parents_row = parents + b * N
+    path = _path_mask(tl.load(last_correct + b).to(tl.int32), parents_row, N)
+
+    lane = tl.arange(0, BLOCK_N).to(tl.int64)
+    accepted_total = tl.sum(((path >> lane) & 1).to(tl.int32), axis=0)
+
+    entry = tl.arange(0, BLOCK_C)
+    inside = entry < C
+    positions = tl.load(order + row * C + entry, mask=inside, other=0)
+    node = entry - before
+    is_node = (node >= 0) & (node < N)
+    accepted = is_node & (((path >> tl.where(is_node, node, 0).to(tl.int64)) & 1) != 0)
+    free = (entry >= kept) & (accepted == 0)
+    accepted_rank = tl.cumsum(accepted.to(tl.int32), axis=0) - 1
+    free_rank = tl.cumsum(free.to(tl.int32), axis=0) - 1
+    target = tl.where(accepted, kept + accepted_rank, tl.where(free, kept + accepted_total + free_rank, entry))
+    tl.debug_barrier()
+    tl.store(order + row * C + target, positions, mask=inside & (target < C))
+    tl.store(pending + slot, kept + accepted_total)
+    tl.store(window_row + slot, row.to(tl.int32))
+
+    count = 0
+    if HAS_TRACK:
+        tracked = _path_mask(tl.load(steps_to_track + b).to(tl.int32), parents_row, N)
+        depth = tl.sum(((tracked >> lane) & 1).to(tl.int32), axis=0)
+        count = tl.where(depth > 0, kept + depth, 0)
+    tl.store(track_count + b, count)
+
+
+@triton.jit
+def _fold_first_kernel(schedule, slots, pending, fold_threshold, batch, BLOCK_B: tl.constexpr):
+    b = tl.arange(0, BLOCK_B)
+    inside = b < batch
+    slot = tl.load(slots + b, mask=inside, other=0).to(tl.int64)
+    real = inside & (slot > 0)
+    folds = tl.load(pending + slot, mask=real, other=0) > fold_threshold
+    first = (real & folds).to(tl.int32)
+    later = (inside & (first == 0)).to(tl.int32)
+    place = tl.where(first == 1, tl.cumsum(first, axis=0) - 1, tl.sum(first, axis=0) + tl.cumsum(later, axis=0) - 1)
+    tl.store(schedule + place, b, mask=inside)
+
+
+def commit_window(
+    window: Window,
+    rows: Rows,
+    *,
+    window_row: torch.Tensor,
+    last_correct: torch.Tensor,
+    steps_to_track: torch.Tensor | None,
+    track_count: torch.Tensor,
+) -> None:
+    """Make the accepted path of every row pending. One launch, no host read.
+
+    window          pending is read and written at the slots, order at the rows.
+    rows            slots, rows and parents are read; of padding only track_count is written.
+    window_row      [S] int32: written at the slots, the request row whose window holds the slot's pending tokens.
+    last_correct    [B] int32 or int64: read, last accepted node of each row; < 0: nothing was accepted.
+    steps_to_track  [B] int32 or int64: read, node on the accepted path whose state is tracked; < 0: none. None: no row
+                    is tracked.
+    track_count     [>=B] int32: first B written, leading entries of the new order that give the tracked state, or 0.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    """
+    sizes = check(
+        pending=Arg(window.pending, "S"),
+        window_row=Arg(window_row, "S", torch.int32),
+        order=Arg(window.order, "R C"),
+        slots=Arg(rows.slots, "B"),
+        parents=Arg(rows.parents, ">=B N"),
+        last_correct=Arg(last_correct, "B", INDICES),
+        steps_to_track=Arg(steps_to_track, "B", INDICES),
+        track_count=Arg(track_count, ">=B", torch.int32),
+    )
+    batch, nodes, capacity = sizes.get_all("B N C")
+    window.check_room(nodes)
+    if batch == 0:
+        return
+    _commit_window_kernel[launch_grid(batch)](
+        window.pending,
+        window_row,
+        window.order,
+        rows.slots,
+        rows.rows,
+        last_correct,
+        steps_to_track,
+        rows.parents,
+        track_count,
+        window.fold_threshold,
+        C=capacity,
+        N=nodes,
+        BLOCK_C=triton.next_power_of_2(capacity),
+        BLOCK_N=triton.next_power_of_2(nodes),
+        HAS_TRACK=steps_to_track is not None,
+        num_warps=1,
+    )
+
+
+def fold_first(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -> None:
+    """Fill schedule with the batch rows 0..B-1, rows that the coming verify folds in front. One launch, no host read.
+
+    schedule  [>=B] int32: first B written.
+    window    pending is read at the slots.
+    slots     [B] int32 or int64, B <= 4096: read; <= 0 is padding, which never folds.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    """
+    (batch,) = check(
+        slots=Arg(slots, "B", INDICES), pending=Arg(window.pending, "S"), schedule=Arg(schedule, ">=B", torch.int32)
+    ).get_all("B")
+    if batch > MAX_ROWS:
+        raise ValueError(f"slots: {batch} rows, one program sorts at most {MAX_ROWS}")
+    if batch:
+        block = triton.next_power_of_2(batch)
+        _fold_first_kernel[(1,)](
+            schedule,
+            slots,
+            window.pending,
+            window.fold_threshold,
+            batch,
+            BLOCK_B=block,
+            num_warps=max(1, min(8, block // 128)),
+        )

@@ -1,0 +1,187 @@
+"""Depthwise causal convolution of a draft tree: every node along its own path.
+
+    y_i = act(bias + sum_t weight[:, t] * u_{i, K-1-t}),   u_{i, 0} = x_i, u_{i, j} = input of i's j-th ancestor,
+    and beyond the root the slot's window conv_states[slot], newest entry first.
+
+Rounding as in taps.py; the sum runs from the bias over the taps from the oldest to the newest. Stock sums a tree's taps
+from the newest; ours keep the chain's order for both, so a tree that is a chain gives the chain's bits, and those are
+also the bits of stock's one-token decode.
+
+Unlike stock the slot's window is only read: the commit writes it along the accepted path. The raw inputs go to
+conv_inputs[row] for that purpose.
+
+Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
+strides; conv_inputs [R, N, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.arguments import FLOATS, Arg, check
+from ..common.grid import launch_grid
+from ..common.operands import Rows
+from .options import check_width, has_silu
+from .taps import above, add_tap, product
+
+PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
+
+
+@triton.jit
+def _add_tap(
+    acc, back: tl.constexpr, node, older, x_row, state_row, weight_col, stride_x, stride_tok, inside, K: tl.constexpr
+):
+    """acc + weight * input of the tap `back` steps up."""
+    weight = tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0)
+    tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
+    old = tl.load(state_row + (K - 2 - older) * stride_tok, mask=inside & (node < 0), other=0.0)
+    return add_tap(acc, node, tree, old, weight)
+
+
+@triton.jit
+def _conv1d_verify_kernel(
+    x,
+    y,
+    conv_states,
+    weight,
+    bias,
+    slots,
+    rows,
+    parents,
+    conv_inputs,
+    stride_x,
+    stride_state_slot,
+    stride_state_dim,
+    stride_tok,
+    stride_weight,
+    stride_inputs_row,
+    stride_inputs_node,
+    DIM: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    first = tl.program_id(2) * NODES
+    inside = channel < DIM
+    slot = tl.load(slots + b).to(tl.int64)
+    y_row = y + b * N * DIM + channel
+    if slot <= 0:
+        for offset in tl.static_range(NODES):
+            node = first + offset
+            tl.store(y_row + node * DIM, tl.zeros((BLOCK_D,), y.dtype.element_ty), mask=inside & (node < N))
+        return
+    row = tl.load(rows + b).to(tl.int64)
+    x_row = x + b * N * stride_x + channel
+    inputs_row = conv_inputs + row * stride_inputs_row + channel
+    state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
+    weight_col = weight + channel * stride_weight
+    parents_row = parents + b * N
+
+    start = tl.zeros((BLOCK_D,), tl.float32)
+    if HAS_BIAS:
+        start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    # all loads before the first store: the compiler cannot know that they do not overlap
+    outputs = ()
+    inputs = ()
+    for offset in tl.static_range(NODES):
+        node = first + offset
+        here = inside & (node < N)
+        node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
+        node2 = above(node1, parents_row)
+        older2 = tl.where(node1 < 0, 1, 0)
+        node3 = above(node2, parents_row)
+        older3 = older2 + tl.where(node2 < 0, 1, 0)
+        acc = start
+        if K >= 4:
+            acc = _add_tap(acc, 3, node3, older3, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        if K >= 3:
+            acc = _add_tap(acc, 2, node2, older2, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        acc = _add_tap(acc, 1, node1, 0, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+        own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
+        acc += product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
+        if SILU:
+            acc = acc / (1 + tl.exp(-acc))
+        outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005 (no unpacking in jit)
+        inputs = inputs + (own.to(conv_inputs.dtype.element_ty),)  # noqa: RUF005
+    for offset in tl.static_range(NODES):
+        node = first + offset
+        here = inside & (node < N)
+        tl.store(y_row + node * DIM, outputs[offset], mask=here)
+        tl.store(inputs_row + node * stride_inputs_node, inputs[offset], mask=here)
+
+
+def conv1d_verify(
+    x: torch.Tensor,
+    *,
+    conv_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    rows: Rows,
+    conv_inputs: torch.Tensor,
+) -> torch.Tensor:
+    """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous.
+
+    x            [B*N, dim] float, inner contiguous, any token stride: read, raw inputs.
+    conv_states  [S, dim, K-1] float, any strides, oldest entry first: read at the slots.
+    weight       [dim, K] float, inner contiguous, K in 2..4: read.
+    bias         [dim] float: read. None: no bias.
+    activation   "silu", "swish" or None.
+    rows         slots, rows and parents are read; outputs of padding are zero.
+    conv_inputs  [R, N, dim] float, inner contiguous: written at the rows.
+
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    """
+    sizes = check(
+        slots=Arg(rows.slots, "B"),
+        parents=Arg(rows.parents, ">=B N"),
+        weight=Arg(weight, "dim K", FLOATS),
+        bias=Arg(bias, "dim", FLOATS),
+        x=Arg(x, "B*N dim", FLOATS),
+        conv_states=Arg(conv_states, "S dim K-1", FLOATS, contiguous=0),
+        conv_inputs=Arg(conv_inputs, "R N dim", FLOATS),
+    )
+    batch, nodes, dim, width = sizes.get_all("B N dim K")
+    check_width(width)
+    silu = has_silu(activation)
+    y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
+    if batch == 0:
+        return y
+    block = min(256, triton.next_power_of_2(dim))
+    blocks = triton.cdiv(dim, block)
+    # few programs: latency counts, each node has its own; many: share the weights among some nodes
+    per_program = min(triton.next_power_of_2(nodes), 4) if batch * blocks * nodes >= PROGRAMS_WANTED else 1
+    _conv1d_verify_kernel[launch_grid(batch, blocks, triton.cdiv(nodes, per_program))](
+        x,
+        y,
+        conv_states,
+        weight,
+        bias,
+        rows.slots,
+        rows.rows,
+        rows.parents,
+        conv_inputs,
+        x.stride(0),
+        conv_states.stride(0),
+        conv_states.stride(1),
+        conv_states.stride(2),
+        weight.stride(0),
+        conv_inputs.stride(0),
+        conv_inputs.stride(1),
+        DIM=dim,
+        N=nodes,
+        K=width,
+        NODES=per_program,
+        BLOCK_D=block,
+        HAS_BIAS=bias is not None,
+        SILU=silu,
+        num_warps=2,
+    )
+    return y

@@ -1,0 +1,85 @@
+"""The whole of it on a tiny model: a server, two loads, the record; and an interruption while a server starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from .conftest import ROOT
+
+MODEL = ROOT / "launch" / "models" / "tiny-gdn"
+
+
+def command(tmp_path: Path, *flags: str) -> list[str]:
+    program = str(ROOT / "launch" / "bench" / "bench_serving.py")
+    where = ["--out", str(tmp_path / "r.json"), "--logs", str(tmp_path / "logs")]
+    return [sys.executable, program, "--model-path", str(MODEL), "--device", "cpu", "--quick", *where, *flags]
+
+
+def content(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "r.json").read_text())
+
+
+def test_a_server_and_its_loads(tmp_path):
+    flags = ["--modes", "replay", "--concurrency", "1,3", "--accept", "3", "--output-len", "24"]
+    told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert told.returncode == 0, told.stdout + told.stderr
+    found = content(tmp_path)
+    assert found["ended"] == "complete"
+    (server,) = found["servers"]
+    assert server["plugin"]["mode"] == "replay"
+    assert server["max_running_requests"] == 3
+    assert server["state_slots"] > 3
+    first, second = found["loads"]
+    assert (first["server"], second["server"]) == (0, 0)
+    for load, requests in ((first, 1), (second, 3)):
+        figures, seen = load["bench_serving"], load["server_log"]
+        assert figures["total_output_tokens"] == 24 * requests
+        assert figures["total_input_tokens"] == 32 * requests
+        for name in ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_itl_ms"):
+            assert figures[name] > 0, name
+        assert seen["running_peak"] == requests
+        assert seen["retractions"] == 0
+        assert seen["accept_length"] == 3.0  # simulated: every step of every request
+    assert (tmp_path / "r-throughput.png").is_file()
+    assert "replay/chain4" in told.stdout
+    assert not processes_of(tmp_path)
+
+
+def test_an_interruption_leaves_no_server(tmp_path):
+    running = subprocess.Popen(command(tmp_path, "--modes", "none"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(2400):
+            if processes_of(tmp_path):
+                break
+            time.sleep(0.25)
+        assert processes_of(tmp_path)
+        os.kill(running.pid, signal.SIGTERM)
+        told, _ = running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "interrupted: no server is left" in told
+    assert content(tmp_path)["ended"] == "interrupted"
+    assert not processes_of(tmp_path)
+
+
+def processes_of(tmp_path: Path) -> list[int]:
+    """Servers this test started: those that write to its folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "sglang" in " ".join(process.cmdline()) and str(tmp_path) in process.environ().get(
+                "MTP_BENCH_SERVER_LOG", ""
+            ):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found

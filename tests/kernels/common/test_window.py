@@ -1,0 +1,198 @@
+"""commit_window: pending counts and window orders after a verify step. fold_first: the order in which rows start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from mamba_mtp_kernels.common import ops_for
+from mamba_mtp_kernels.common.operands import Window
+from mamba_mtp_kernels.common.reference import commit_window_reference, fold_first_reference
+from mamba_mtp_kernels.common.window import commit_window, fold_first
+
+from ..helpers import Bookkeeping, chain_parents, path_to, random_bookkeeping, random_tree_parents
+
+COMMITS = [pytest.param(commit_window, id="kernel"), pytest.param(commit_window_reference, id="reference")]
+SCHEDULES = [pytest.param(fold_first, id="kernel"), pytest.param(fold_first_reference, id="reference")]
+
+
+def naive_commit(books: Bookkeeping, last_correct: list[int], track: list[int]) -> tuple[Bookkeeping, list[int]]:
+    """The design's sentence, in Python lists."""
+    books = books.clone()
+    counts = []
+    for b in range(books.batch):
+        slot, row = int(books.slots[b]), int(books.rows[b])
+        if slot <= 0:
+            counts.append(0)
+            continue
+        p = int(books.pending[slot])
+        kept = p if p <= books.fold_threshold else 0
+        tree = books.parents[b].tolist()
+        old = books.order[row].tolist()
+        new = old[:kept] + [old[p + node] for node in path_to(tree, last_correct[b])]
+        pending = len(new)
+        new += [position for position in old if position not in new]
+        books.order[row] = torch.tensor(new, dtype=torch.int32)
+        books.pending[slot] = pending
+        books.window_row[slot] = row
+        counts.append(kept + len(path_to(tree, track[b])) if track[b] >= 0 else 0)
+    return books, counts
+
+
+def run(commit, books: Bookkeeping, last_correct, track, device, index_dtype=torch.int32):
+    on_device = books.clone().to(device)
+    track_count = torch.full((books.batch + 1,), -5, dtype=torch.int32, device=device)
+    commit(
+        on_device.window(Window),
+        on_device.batch_rows,
+        window_row=on_device.window_row,
+        last_correct=torch.tensor(last_correct, dtype=index_dtype, device=device),
+        steps_to_track=None if track is None else torch.tensor(track, dtype=index_dtype, device=device),
+        track_count=track_count,
+    )
+    return on_device.to("cpu"), track_count.cpu().tolist()
+
+
+def window_over(pending: torch.Tensor, fold_threshold: int) -> Window:
+    """A window of which nobody asks for more than these."""
+    return Window(pending, torch.zeros(1, 1, dtype=torch.int32, device=pending.device), fold_threshold)
+
+
+def assert_same_books(actual: Bookkeeping, expected: Bookkeeping) -> None:
+    for name in ("pending", "window_row", "order"):
+        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("threshold", [0, 5, 16])
+@pytest.mark.parametrize("nodes", [1, 2, 4, 8, 13, 32, 64])
+def test_matches_the_rule(commit, threshold, nodes, device):
+    generator = torch.Generator().manual_seed(nodes * 31 + threshold)
+    batch = 6
+    parents = random_tree_parents(batch, nodes, generator)
+    parents[0] = chain_parents(1, nodes)[0]
+    pending = torch.randint(0, threshold + nodes + 1, (batch,), generator=generator).tolist()
+    pending[1], pending[2] = threshold + nodes, threshold
+    books = random_bookkeeping(
+        parents=parents, pending=pending, fold_threshold=threshold, generator=generator, padding=(3,)
+    )
+    last = torch.randint(0, nodes, (batch,), generator=generator).tolist()
+    last[0], last[5] = nodes - 1, -1
+    track = [
+        path_to(parents[b].tolist(), last[b])[b % 2] if len(path_to(parents[b].tolist(), last[b])) > b % 2 else -1
+        for b in range(batch)
+    ]
+    expected, counts = naive_commit(books, last, track)
+    actual, track_count = run(commit, books, last, track, device)
+    assert_same_books(actual, expected)
+    assert track_count == [*counts, -5]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_no_tracking_and_int64(commit, device):
+    generator = torch.Generator().manual_seed(9)
+    parents = random_tree_parents(4, 5, generator)
+    books = random_bookkeeping(
+        parents=parents,
+        pending=[0, 3, 4, 8],
+        fold_threshold=4,
+        generator=generator,
+        padding=(1, 2),
+        index_dtype=torch.int64,
+    )
+    expected, _ = naive_commit(books, [4, 2, 1, 3], [-1] * 4)
+    actual, track_count = run(commit, books, [4, 2, 1, 3], None, device, torch.int64)
+    assert_same_books(actual, expected)
+    assert track_count == [0, 0, 0, 0, -5]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_thousand_commits_keep_a_permutation(commit, device):
+    generator = torch.Generator().manual_seed(4)
+    steps = 1000 if commit is commit_window_reference or device.type == "cuda" else 20
+    books = random_bookkeeping(parents=chain_parents(3, 4), pending=[0, 2, 7], fold_threshold=6, generator=generator)
+    for _ in range(steps):
+        books.parents = random_tree_parents(3, 4, generator)
+        last = torch.randint(0, 4, (3,), generator=generator).tolist()
+        books, _ = run(commit, books, last, None, device)
+        assert (books.order.sort(1).values == torch.arange(books.capacity)).all()
+        assert (books.pending[books.slots.long()] + 4 <= books.capacity).all()
+
+
+@pytest.mark.parametrize("mutate", ["parent", "accept+1", "accept-1", "stale pending", "track"])
+def test_mutations_are_seen(mutate, device):
+    """Each of these wrong inputs must change the outcome, or the tests above prove nothing."""
+    generator = torch.Generator().manual_seed(6)
+    parents = torch.tensor([[-1, 0, 0, 1, 2]], dtype=torch.int32)
+    books = random_bookkeeping(parents=parents, pending=[2], fold_threshold=4, generator=generator)
+    expected, counts = naive_commit(books, [3], [1])
+    last, track = [3], [1]
+    if mutate == "parent":
+        books.parents[0, 3] = 2
+    elif mutate == "accept+1":
+        last = [4]
+    elif mutate == "accept-1":
+        last = [2]
+    elif mutate == "stale pending":
+        books.pending[books.slots[0]] = 3
+    else:
+        track = [0]
+    actual, track_count = run(commit_window, books, last, track, device)
+    same = torch.equal(actual.order, expected.order) and torch.equal(actual.pending, expected.pending)
+    assert not (same and track_count[:1] == counts)
+
+
+def test_errors_name_the_argument(device):
+    generator = torch.Generator().manual_seed(0)
+    books = random_bookkeeping(parents=chain_parents(2, 4), pending=[0, 0], fold_threshold=4, generator=generator)
+    with pytest.raises(ValueError, match=r"order: capacity 12, expected at least 5 \+ 2 \* 4"):
+        books.fold_threshold = 5
+        run(commit_window, books, [0, 0], None, device)
+    books.fold_threshold = 4
+    with pytest.raises(ValueError, match=r"last_correct: shape \(1,\), expected \[B=2\]"):
+        run(commit_window, books, [0], None, device)
+    with pytest.raises(ValueError, match="no argument says what the size N is"):
+        rows = replace(books.to(device).batch_rows, parents=None)
+        books = books.to(device)
+        count = torch.zeros(2, dtype=torch.int32, device=device)
+        commit_window(
+            books.window(Window),
+            rows,
+            window_row=books.window_row,
+            last_correct=count,
+            steps_to_track=None,
+            track_count=count,
+        )
+
+
+@pytest.mark.parametrize("op", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("batch", [1, 2, 7, 64, 300])
+def test_rows_that_fold_go_first(op, dtype, batch, device):
+    generator = torch.Generator().manual_seed(batch)
+    pending = torch.randint(0, 9, (batch + 5,), generator=generator, dtype=torch.int32)
+    slots = 1 + torch.randperm(batch + 4, generator=generator)[:batch]
+    slots[batch // 2] = -(batch % 2)
+    pending[0] = pending[-1] = 100  # a padding row must not fold by what slots 0 and -1 hold
+    schedule = torch.full((batch + 2,), -7, dtype=torch.int32, device=device)
+    op(schedule, window_over(pending.to(device), 4), slots=slots.to(device, dtype))
+    folds = [int(slot) > 0 and int(pending[slot]) > 4 for slot in slots]
+    expected = [b for b in range(batch) if folds[b]] + [b for b in range(batch) if not folds[b]]
+    assert schedule.tolist() == [*expected, -7, -7]
+
+
+def test_a_schedule_that_does_not_fit(device):
+    slots = torch.ones(3, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"schedule: shape \(2,\), expected \[B>=3\]"):
+        fold_first(slots[:2].clone(), window_over(slots, 0), slots=slots)
+    many = torch.ones(4097, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="slots: 4097 rows, one program sorts at most 4096"):
+        fold_first(many.clone(), window_over(slots, 0), slots=many)
+
+
+def test_ops_for():
+    assert ops_for("cpu").commit_window is commit_window_reference
+    assert ops_for("cuda").commit_window is commit_window
+    assert ops_for("cpu").fold_first is fold_first_reference
+    assert ops_for("cuda").fold_first is fold_first

@@ -1,0 +1,176 @@
+"""gdn_verify against the float64 recurrence: Triton (interpreted without a GPU) and the PyTorch reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ..helpers import ancestors_of, assert_same_bits, chain_parents, random_tree_parents
+from .case import Case, make_case, with_books
+from .checks import check_verify, implementation
+
+BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
+
+
+@BOTH
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 8, 11, 16])
+def test_nodes(which: str, nodes: int, tree: bool, device: torch.device) -> None:
+    case = make_case(batch=2, nodes=nodes, tree=tree, H=1, HV=2, fold_threshold=4, seed=nodes, device=device)
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize("nodes", [32, 64])
+def test_many_nodes(which: str, nodes: int, device: torch.device) -> None:
+    case = make_case(batch=1, nodes=nodes, tree=True, H=1, HV=1, pending=[3], device=device)
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (1, 2), (2, 4), (1, 4)])
+def test_head_groups(which: str, H: int, HV: int, device: torch.device) -> None:
+    case = make_case(batch=2, nodes=3, H=H, HV=HV, pending=[2, 7], device=device)
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (8, 24), (40, 96), (96, 40), (33, 17), (128, 64)])
+def test_head_sizes(which: str, K: int, V: int, device: torch.device) -> None:
+    case = make_case(batch=2, nodes=3, H=1, HV=2, K=K, V=V, pending=[1, 8], device=device)
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(which: str, dtype: torch.dtype, state_dtype: torch.dtype, device: torch.device) -> None:
+    case = make_case(
+        batch=3, nodes=4, tree=True, H=1, HV=2, dtype=dtype, state_dtype=state_dtype, pending=[0, 5, 9], device=device
+    )
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("fold_threshold", [0, 1, 6])
+def test_every_pending_count(which: str, fold_threshold: int, index_dtype: torch.dtype, device: torch.device) -> None:
+    """Rows that fold beside rows that do not, strided pools, padding rows in between."""
+    nodes = 3
+    pending = list(range(fold_threshold + nodes + 1))
+    padding = (1, len(pending) + 1)
+    case = make_case(
+        batch=len(pending) + 2,
+        nodes=nodes,
+        tree=True,
+        H=1,
+        HV=1,
+        fold_threshold=fold_threshold,
+        pending=[pending[0], 0, *pending[1:], 0],
+        padding=padding,
+        index_dtype=index_dtype,
+        strided=True,
+        device=device,
+    )
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+def test_only_padding_rows(which: str, device: torch.device) -> None:
+    check_verify(make_case(batch=2, padding=(0, 1), device=device), implementation(which, device)[0])
+
+
+@BOTH
+def test_repeated_keys_full_strength(which: str, device: torch.device) -> None:
+    """One key, beta next to 1, no decay: the case where inverting by powers cancels catastrophically."""
+    case = make_case(
+        batch=2, nodes=16, H=1, HV=2, fold_threshold=16, pending=[16, 20], same_keys=True, beta_logit=18.0,
+        gate_shift=-14.0, device=device,
+    )  # fmt: skip
+    check_verify(case, implementation(which, device)[0])
+
+
+@BOTH
+@pytest.mark.parametrize("gate_shift", [10.0, 60.0, 1000.0])
+def test_strong_decay(which: str, gate_shift: float, device: torch.device) -> None:
+    """e^g underflows, alone or cumulated: results stay finite and right."""
+    case = make_case(batch=2, nodes=4, tree=True, gate_shift=gate_shift, pending=[4, 8], device=device)
+    check_verify(case, implementation(which, device)[0])
+
+
+def chain_and_tree(device: torch.device) -> tuple[Case, Case]:
+    """A chain of 5 nodes, and the same 5 nodes at the head of a tree of 8; the rest of the tree hangs off them."""
+    tree = make_case(batch=3, nodes=8, H=1, HV=1, pending=[0, 5, 9], fold_threshold=6, device=device)
+    parents = tree.books.parents.cpu()
+    parents[:, 5:] = torch.tensor([[0, 5, 2], [3, 1, 1], [4, 4, 0]])
+    tree = with_books(tree, parents=parents.to(device), ancestors=ancestors_of(parents).to(device))
+    head = (torch.arange(3)[:, None] * 8 + torch.arange(5)).reshape(-1).to(device)
+    chain = tree.clone()
+    for name in ("q", "k", "v", "a", "b"):
+        chain.tensors[name] = chain.tensors[name][head]
+    parents = chain_parents(3, 5)
+    return with_books(chain, parents=parents.to(device), ancestors=ancestors_of(parents).to(device)), tree
+
+
+def test_chain_at_the_head_of_a_tree(device: torch.device) -> None:
+    """Bit for bit: nodes off a path do not touch it. (PyTorch's exp depends on where in a tensor a value stands.)"""
+    verify = implementation("triton", device)[0]
+    chain, tree = chain_and_tree(device)
+    ours, theirs = check_verify(chain, verify), check_verify(tree, verify)
+    assert_same_bits("o of the chain", theirs.view(3, 8, *theirs.shape[1:])[:, :5], ours.view(3, 5, *ours.shape[1:]))
+
+
+@BOTH
+def test_other_branches_do_not_matter(which: str, device: torch.device) -> None:
+    """NaN inputs in one branch leave the outputs of the other nodes as they were, bit for bit."""
+    verify = implementation(which, device)[0]
+    _, tree = chain_and_tree(device)
+    clean = tree.clone().run(verify).view(3, 8, -1)[:, :5]
+    for name in ("q", "k", "v", "a", "b"):
+        tree.tensors[name] = tree.tensors[name].clone()
+        tree.tensors[name].view(3, 8, -1)[:, 5:] = math.nan if which == "reference" else 100.0
+    assert_same_bits("o", tree.run(verify).view(3, 8, -1)[:, :5], clean)
+
+
+@BOTH
+def test_verify_that_folds_equals_settle_then_verify(which: str, device: torch.device) -> None:
+    """The fold inside a verify is the fold of gdn_fold, and its outputs start from the state as written."""
+    verify, fold = implementation(which, device)
+    for state_dtype in (torch.float32, torch.bfloat16):
+        case = make_case(batch=2, H=1, HV=2, pending=[7, 10], state_dtype=state_dtype, device=device)
+        settled = case.clone()
+        books = settled.books
+        settled.fold(fold, books.settling())
+        books.pending[books.slots.long()] = 0
+        ours, theirs = case.run(verify), settled.run(verify)
+        assert_same_bits("checkpoint", case.tensors["checkpoint"], settled.tensors["checkpoint"])
+        assert_same_bits("o", ours, theirs)
+
+
+def test_rejected_arguments(device: torch.device) -> None:
+    """Each refusal names the argument and the value met."""
+    verify, _ = implementation("triton", device)
+    wrong = {
+        "q": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        "window_v": lambda x: x.half(),
+        "window_k": lambda x: x.half(),
+        "states": lambda x: x.transpose(2, 3),
+        "A_log": lambda x: x[:1],
+        "a": lambda x: x[:, :1],
+    }
+    for name, change in wrong.items():
+        case = make_case(K=16, V=8, device=device)
+        tensor = "checkpoint" if name == "states" else name
+        case.tensors[tensor] = change(case.tensors[tensor])
+        with pytest.raises((ValueError, TypeError), match=name):
+            case.run(verify)
+    case = make_case(device=device)
+    with pytest.raises(ValueError, match="order: capacity"):
+        with_books(case, fold_threshold=10_000).run(verify)
+
+
+def test_random_trees_are_trees() -> None:
+    parents = random_tree_parents(4, 9, torch.Generator().manual_seed(0))
+    assert (parents[:, 0] == -1).all() and (parents[:, 1:] < torch.arange(1, 9)).all() and (parents[:, 1:] >= 0).all()

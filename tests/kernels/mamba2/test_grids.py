@@ -1,0 +1,75 @@
+"""Launch grids at sizes that no axis but the first may hold: CUDA allows 65,535 programs along the others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
+from mamba_mtp_kernels.mamba2 import fold, verify_replay, verify_slots
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
+
+OTHER_AXES = 65_535
+DSTATE = 16
+
+
+class Recorder:
+    """Stands for a kernel; keeps the grids it is launched with."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *arguments, **options: None
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def launch(kernel: str, rows: int, heads: int, headdim: int) -> None:
+    """Call a launcher for batch rows of one node each, all with the shapes of real tensors."""
+    slots = torch.zeros(rows, dtype=torch.int32)
+    states = States(empty(1, heads, headdim, DSTATE))
+    window = Mamba2Window(
+        torch.zeros(1, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), 0,
+        empty(1, 2, heads, headdim), empty(1, 2, 1, DSTATE), empty(1, 2, heads),
+    )  # fmt: skip
+    if kernel == "fold":
+        every = [torch.stack([tensor]) for tensor in (window.x, window.B, window.dt)]
+        layers = Mamba2Window(window.pending, window.order, 0, *every)
+        fold.mamba2_fold(States(states.data[None]), layers, Folds(slots, slots, slots, slots), A=empty(1, heads))
+        return
+    inputs = (
+        empty(1, heads, headdim).expand(rows, heads, headdim), empty(rows, heads),
+        empty(1, 1, DSTATE).expand(rows, 1, DSTATE), empty(1, 1, DSTATE).expand(rows, 1, DSTATE),
+    )  # fmt: skip
+    shared = {"A": empty(heads), "D": None, "dt_bias": None, "dt_softplus": True, "states": states}
+    shared["out"] = empty(1, heads, headdim).expand(rows, heads, headdim)
+    if kernel == "verify_replay":
+        ancestors = torch.zeros(rows, 1, dtype=torch.int64)
+        verify_replay.mamba2_verify(*inputs, **shared, rows=Rows(slots, slots, ancestors=ancestors), window=window)
+    else:
+        verify_slots.mamba2_verify_slots(*inputs, **shared, nodes=NodeSlots(slots, slots[:, None]))
+
+
+KERNELS = {
+    "verify_replay": "_mamba2_verify_kernel",
+    "verify_slots": "_mamba2_slots_kernel",
+    "fold": "_mamba2_fold_kernel",
+}
+
+
+@pytest.mark.parametrize(("rows", "heads", "headdim"), [(1024, 128, 80), (70_000, 1, 16), (1, 70_000, 16)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_and_heads_lie_along_the_first_axis(kernel, rows, heads, headdim, monkeypatch):
+    recorder = Recorder()
+    module = {"verify_replay": verify_replay, "verify_slots": verify_slots, "fold": fold}[kernel]
+    monkeypatch.setattr(module, KERNELS[kernel], recorder)
+    launch(kernel, rows, heads, headdim)
+    (grid,) = recorder.grids
+    assert math.prod(grid) >= rows * heads
+    assert all(programs <= OTHER_AXES for programs in grid[1:]), grid

@@ -1,0 +1,117 @@
+"""Grids of the launchers at 1,024 rows of 64 value heads, and of 48 layers: CUDA has no more than 65,535 programs along
+the second and third axis. Tensors have no memory here and kernels are not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from mamba_mtp_kernels.common.grid import LIMITS
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
+from mamba_mtp_kernels.conv1d import commit as conv_commit
+from mamba_mtp_kernels.conv1d import verify_replay as conv_replay
+from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
+from mamba_mtp_kernels.gdn import fold, verify_replay, verify_slots
+from mamba_mtp_kernels.gdn.window import GdnWindow
+
+BATCH, NODES, LAYERS, THRESHOLD = 1024, 4, 48, 16
+H, HV, K, V, DIM = 32, 64, 128, 128, 4096 + 2 * 4096 + 8192
+
+
+def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return empty(*size, dtype=dtype)
+
+
+def rows() -> Rows:
+    links = {"parents": integers(BATCH, NODES), "ancestors": integers(BATCH, NODES, dtype=torch.int64)}
+    return Rows(integers(BATCH), integers(BATCH), **links)
+
+
+def nodes() -> NodeSlots:
+    return NodeSlots(integers(BATCH), integers(BATCH, NODES))
+
+
+def states(*leading: int) -> States:
+    return States(empty(*leading, BATCH + 1, HV, V, K, dtype=torch.float32), integers(BATCH + 1, dtype=torch.uint8))
+
+
+def window(*leading: int) -> GdnWindow:
+    size = (*leading, BATCH, THRESHOLD + 2 * NODES)
+    gates = {name: empty(*size, HV, dtype=torch.float32) for name in ("g", "beta")}
+    inputs = {"k": empty(*size, H, K), "v": empty(*size, HV, V)}
+    return GdnWindow(integers(BATCH + 1), integers(*size[-2:]), THRESHOLD, **inputs, **gates)
+
+
+def gdn(verify: Callable[..., torch.Tensor], **where: object) -> None:
+    tokens = BATCH * NODES
+    inputs = (empty(tokens, H, K), empty(tokens, H, K), empty(tokens, HV, V), empty(tokens, HV), empty(tokens, HV))
+    verify(*inputs, A_log=empty(HV), dt_bias=empty(HV), scale=1.0, **where)
+
+
+def convolve(verify: Callable[..., torch.Tensor], **where: object) -> None:
+    weights = {"weight": empty(DIM, 4), "bias": None, "activation": "silu"}
+    verify(empty(BATCH * NODES, DIM), conv_states=empty(BATCH + 1, DIM, 3), **weights, **where)
+
+
+def commit_conv() -> None:
+    nothing = dict.fromkeys(("steps_to_track", "track_slots"))
+    inputs = empty(LAYERS, BATCH, NODES, DIM)
+    conv_commit.commit_conv(empty(LAYERS, BATCH + 1, DIM, 3), inputs, rows(), last_correct=integers(BATCH), **nothing)
+
+
+def gdn_fold() -> None:
+    fold.gdn_fold(states(LAYERS), window(LAYERS), Folds(*(integers(BATCH) for _ in range(4))))
+
+
+LAUNCHES = {
+    "gdn_verify": (
+        verify_replay,
+        ("prepare_kernel", "_verify_kernel"),
+        lambda: gdn(verify_replay.gdn_verify, states=states(), rows=rows(), window=window()),
+        [BATCH * HV, BATCH * HV * 2],
+    ),
+    "gdn_verify_slots": (
+        verify_slots,
+        ("_slots_kernel",),
+        lambda: gdn(verify_slots.gdn_verify_slots, states=states(), nodes=nodes()),
+        [BATCH * HV * 16],
+    ),
+    "gdn_fold": (fold, ("_fold_kernel",), gdn_fold, [LAYERS * BATCH * HV * 2]),
+    "conv1d_verify": (
+        conv_replay,
+        ("_conv1d_verify_kernel",),
+        lambda: convolve(conv_replay.conv1d_verify, rows=rows(), conv_inputs=empty(BATCH, NODES, DIM)),
+        [BATCH * DIM // 256],
+    ),
+    "conv1d_verify_slots": (
+        conv_slots,
+        ("_conv1d_verify_slots_kernel",),
+        lambda: convolve(conv_slots.conv1d_verify_slots, nodes=nodes()),
+        [BATCH * DIM // 128],
+    ),
+    "commit_conv": (conv_commit, ("_commit_conv_kernel",), commit_conv, [LAYERS * BATCH * DIM // 256]),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_grids_are_short_where_they_must_be(name, monkeypatch):
+    module, kernels, launch, programs = LAUNCHES[name]
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    for kernel in kernels:
+        monkeypatch.setattr(module, kernel, Recorder())
+    launch()
+    assert [math.prod(grid) for grid in grids] == programs
+    for grid in grids:
+        assert all(size <= limit for size, limit in zip(grid, LIMITS, strict=False)), grid
