@@ -171,3 +171,10 @@ def kv_bytes_per_token(model_config: Any, dtype: Any) -> int:
 def attention_ranks() -> int:
     """Ranks among which heads are divided."""
     return int(importlib.import_module("sglang.srt.runtime_context").get_parallel().attn_tp_size)
+
+
+def replayssm_record(nodes: int) -> int:
+    """Tokens that `--enable-linear-replayssm-spec` keeps of a request: up to 0.5.17 the longest draft, later a ring."""
+    if version_numbers() <= (0, 5, 17):
+        return nodes
+    return int(_configurator_module().get_exec().mamba.linear_replayssm_cache_len)
