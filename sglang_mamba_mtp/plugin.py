@@ -38,6 +38,7 @@ def _register() -> None:
     from . import config, names
     from .hooks import flags, registry
 
+    flags.take_engine_keywords()
     mode = config.current().mode
     if mode == names.OFF:
         registry.require(hook.target for hook in flags.HOOKS)
