@@ -43,7 +43,8 @@ def advice(forked):
 
             def body():
                 options = advise.parser().parse_args(argv)
-                print("advice:", json.dumps(advise.asdict(arithmetic.advise(options))))
+                found = arithmetic.advise(options)
+                print("advice:", json.dumps(advise.asdict(found) | {"text": advise.text(found, options)}))
 
             result = forked(body, **{CONV_DTYPE: "float32"})
             assert result.code == 0, result.output
@@ -121,6 +122,9 @@ def test_what_the_ways_cost(advice):
     launch = told["launch"].split()
     assert launch[launch.index("--max-running-requests") + 1] == str(rows["replay"]["requests"])
     assert "--mamba-radix-cache-strategy extra_buffer" in told["launch"]
+    (line,) = [line for line in told["text"].splitlines() if line.startswith("extra_buffer") and "replay" in line]
+    assert line.split()[2:4] == [str(rows["replay"]["slots"]), str(rows["replay"]["requests"])]
+    assert told["text"].endswith(told["launch"])
 
 
 def test_refusals(forked, tmp_path):
