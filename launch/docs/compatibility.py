@@ -7,14 +7,11 @@ The page keeps its hand-written parts; a test compares the rest. Needs the packa
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 from sglang_mamba_mtp import config, guards
-from sglang_mamba_mtp.compat import startup, version
+from sglang_mamba_mtp.compat import version
 from sglang_mamba_mtp.families.table import FAMILIES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
@@ -38,8 +35,6 @@ def updated(page: str) -> str:
 
 def render() -> str:
     """The generated part, the same whichever SGLang is installed."""
-    old, new = (_guards(has_linker) for has_linker in (False, True))
-    only_new = {guard.flag for guard in new.COMMON} - {guard.flag for guard in old.COMMON}
     windows = [f"{family.longest_window} ({name})" for name, family in FAMILIES.items()]
     lines = [
         f"Supported: `{version.SUPPORTED}`. Another version stops with an error.",
@@ -51,27 +46,14 @@ def render() -> str:
         "Declined at start, where the model is one of ours and the server speculates:",
     ]
     for group, where in GROUPS.items():
-        lines += ["", f"{where}:", "", *_table(getattr(new, group), only_new)]
+        lines += ["", f"{where}:", "", *_table(getattr(guards, group))]
     return "\n".join([*lines, "", f"`--mamba-mtp-window` may be at most {' and '.join(windows)}."])
 
 
-def _guards(has_linker: bool) -> Any:
-    """A fresh copy of the guards, as SGLang with or without the external cache linker gives them."""
-    spec = importlib.util.spec_from_file_location("sglang_mamba_mtp._guards_for_docs", guards.__file__)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with (
-        mock.patch.object(startup, "has_external_cache_linker", lambda: has_linker),
-        mock.patch.dict("sys.modules", {spec.name: module}),
-    ):
-        spec.loader.exec_module(module)
-    return module
-
-
-def _table(declined: Iterable[Any], only_new: set[str]) -> list[str]:
+def _table(declined: Iterable[guards.Decline]) -> list[str]:
     rows = ["| flag | why | what instead |", "| --- | --- | --- |"]
     for guard in declined:
-        flag = f"`{guard.flag}`" + (" (where SGLang has it)" if guard.flag in only_new else "")
+        flag = f"`{guard.flag}`" + (" (where SGLang has it)" if guard.optional else "")
         flag += f" with {guard.family}" if guard.family else ""
         rows.append(f"| {flag} | {guard.reason} | {guard.remedy} |")
     return rows
