@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ..costs.weights import ModelSize, model_size
 from ..names import GDN, MAMBA2
 from .version import version_numbers
 
@@ -146,3 +147,41 @@ def request_rows(configurator: Any) -> int:
     """The most requests that run at a time on one data-parallel rank."""
     ranks = configurator.ps.attn_dp_size if hasattr(configurator, "ps") else configurator.attn_dp_size
     return max(1, int(schedule().max_running_requests) // int(ranks))
+
+
+def slots_per_request(runner: Any) -> int:
+    """State slots that SGLang reserves for every running request of a `ModelRunner`."""
+    return int(runner.kv_cache_configurator._calculate_mamba_ratio())
+
+
+# --------------------------------------------------------------------------------------------------------- model size
+
+
+def size_of_model(model_config: Any) -> ModelSize:
+    """The parameters of a hybrid model.
+
+    Raises
+        ValueError: a size is under no name known here.
+    """
+    from sglang.srt.configs import hybrid_arch
+
+    hybrid = hybrid_arch.mambaish_config(model_config)
+    return model_size(
+        hybrid,
+        attention_layers=len(hybrid.full_attention_layer_ids),
+        linear_layers=len(hybrid.mamba2_cache_params.layers),
+    )
+
+
+def kv_bytes_per_token(model_config: Any, dtype: Any) -> int:
+    """Keys and values of one token over all full-attention layers and ranks, in a cache of ``dtype``."""
+    from sglang.srt.configs import hybrid_arch
+
+    layers = len(hybrid_arch.mambaish_config(model_config).full_attention_layer_ids)
+    heads = int(model_config.get_total_num_kv_heads())
+    return layers * heads * (model_config.head_dim + model_config.v_head_dim) * int(dtype.itemsize)
+
+
+def attention_ranks() -> int:
+    """Ranks among which heads are divided."""
+    return int(importlib.import_module("sglang.srt.runtime_context").get_parallel().attn_tp_size)

@@ -77,6 +77,8 @@ def _same(path: str, parameters: str) -> Surface:
 _HL = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _GDN = "sglang.srt.layers.attention.linear.gdn_backend"
 
+_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter"
+
 _KVC = "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator"
 
 
@@ -129,6 +131,16 @@ HOOKED: dict[str, Surface] = {
     "track_indices": _same(
         "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "batch track_positions"
     ),
+    "metrics_reporter": _same(f"{_REPORTER}.__post_init__", "self"),
+    "report_decode_stats": Surface(
+        f"{_REPORTER}.report_decode_stats",
+        (
+            ("self", "can_run_cuda_graph", "running_batch", "num_correct_drafts"),
+            ("self", "can_run_cuda_graph", "running_batch", "num_generated_tokens"),
+        ),
+    ),
+    "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
+    "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",

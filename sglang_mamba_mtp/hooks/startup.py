@@ -6,7 +6,6 @@ One decision is taken per model runner (`Serving`), when its attention backend i
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ from typing import Any
 from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
+from ..metrics.facts import Facts, facts_of
+from ..state import sizing
 from . import registry
 
 logger = logging.getLogger(__name__)
 
-_DECISION = "_mamba_mtp_serving"
+_DECISION, _FACTS = "_mamba_mtp_serving", "_mamba_mtp_facts"
 
 
 @dataclass(frozen=True)
@@ -158,35 +159,20 @@ def announce(result: None, runner: Any) -> None:
     registry.prove()
     for attn_backend in (runner.attn_backend, *(runner.decode_attn_backend_group or ())):
         _require_ours(attn_backend, serving.backend)
-    pool = runner.req_to_token_pool.mamba_pool
-    held = serving.mode.speculative_bytes(pool)
-    detail = ", ".join(f"{name} {_mib(size)}" for name, size in held.items())
-    _log(
-        f"mamba-mtp {__version__}: mode {serving.mode.name}, {serving.family_name} model, "
-        f"speculative state {_mib(sum(held.values()))}{f' ({detail})' if detail else ''}, "
-        f"{pool.size} state slots, SGLang {sglang}"
+    known = facts_of(
+        runner,
+        mode=serving.mode.name,
+        family=serving.family_name,
+        parts=serving.mode.speculative_bytes(runner.req_to_token_pool.mamba_pool),
+        slots_gained=None if sizing.last is None else sizing.last.slots - sizing.last.stock_slots,
     )
-    _log("mamba-mtp state: " + json.dumps(_state_report(serving, runner, held)))
+    setattr(runner, _FACTS, known)
+    _log(known.line())
 
 
-def _state_report(serving: Serving, runner: Any, held: dict[str, int]) -> dict[str, Any]:
-    """What was allocated for speculation, for programs: bytes on this rank, beside what SGLang's own verify takes."""
-    request_pool = runner.req_to_token_pool
-    cache = request_pool.mamba_pool.mamba_cache
-    rows = request_pool.req_to_token.shape[0]
-    slot_bytes = sum(states.nbytes // states.shape[1] for states in (cache.temporal, *cache.conv))
-    return {
-        "mode": serving.mode.name,
-        "family": serving.family_name,
-        "speculative_bytes": sum(held.values()),
-        "parts": held,
-        "request_rows": rows,
-        "stock_bytes": slot_bytes * rows * startup.largest_draft(runner.server_args),
-    }
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def facts(runner: Any) -> Facts | None:
+    """What a `ModelRunner` was announced with; None where SGLang serves unchanged."""
+    return vars(runner).get(_FACTS)
 
 
 def _log(message: str) -> None:

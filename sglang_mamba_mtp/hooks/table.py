@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, radix_cache, startup, step
+from . import flags, observe, radix_cache, startup, step
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -41,6 +41,10 @@ TABLE: tuple[Hook, ...] = (
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"
     ),
     Hook("plan_stream", "AROUND", step.plan_behind_the_forward, OURS, "a step is not prepared over the last one"),
+    Hook("metrics_reporter", "AFTER", observe.watch_scheduler, OURS, "a scheduler's observer"),
+    Hook("report_decode_stats", "AROUND", observe.watch_decode, OURS, "accept length of every log interval"),
+    Hook("log_stats", "AFTER", observe.publish, OURS, "our Prometheus metrics beside SGLang's"),
+    Hook("internal_state", "AFTER", observe.tell_internal_state, OURS, "mamba_mtp in /server_info"),
     Hook("commit", "AROUND", step.commit, OURS, "the mode records what a verify accepted"),
 )
 

@@ -139,6 +139,8 @@ class DraftSlots(DraftStore):
         slots = slots.reshape(-1)
         newest = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
         self._common.newest_slots(newest, self._books, slots=slots)
+        if self.counts is not None:
+            self.counts.moves(newest, slots)
         self._move(newest, slots)
         self.discard(slots)
 

@@ -53,6 +53,10 @@ class Sizing:
         )
 
 
+#: The outcome for this process' target model, for the line it starts with.
+last: Sizing | None = None
+
+
 def size_with_windows(
     original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str
 ) -> float:
@@ -89,7 +93,9 @@ def size_with_windows(
         startup.set_state_slots(slots)
     windows = row * (min(requests, slots // ratio) + 1)
     stock_states = int(state * shape.nodes * (min(requests, stock_slots // ratio) + 1))
-    logger.info(Sizing(slots, windows, stock_slots, stock_states).message())
+    global last
+    last = Sizing(slots, windows, stock_slots, stock_states)
+    logger.debug(last.message())
     return total_rest_memory - ((slots + 1) * state + windows) / GIB
 
 

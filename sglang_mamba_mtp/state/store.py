@@ -19,6 +19,7 @@ from mamba_mtp_kernels import common, conv1d
 from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
+from .counts import Counts
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
+        counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)

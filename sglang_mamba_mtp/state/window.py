@@ -172,6 +172,8 @@ class Window(DraftStore):
         steps_to_track: torch.Tensor | None,
     ) -> None:
         rows, counts = self.rows(batch), self._track_count[: batch.size]
+        if self.counts is not None:
+            self.counts.folds(self.pending, batch.slots, self.shape.threshold)
         self._common.commit_window(
             self._window,
             rows,
@@ -198,6 +200,8 @@ class Window(DraftStore):
 
     def settle(self, slots: torch.Tensor) -> None:
         """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
+        if self.counts is not None:
+            self.counts.settles(self.pending, slots)
         live = slots.clamp(min=0).to(torch.int64)
         self._fold(self._states, self._window, Folds(slots, slots, self.window_row[live], self.pending[live]))
         self.discard(slots)

@@ -55,6 +55,8 @@ def test_a_servers_environment(tmp_path, parse):
     assert server.environment(options, found["replay/chain4"])["SGLANG_SIMULATE_ACC_LEN"] == "3.0"
     assert server.environment(options, found["none"])["SGLANG_SIMULATE_UNIFORM_EXPERTS"] == "1"
     assert "SGLANG_SIMULATE_ACC_LEN" not in server.environment(options, found["none"])
+    on_a_cpu = parse("--shape", "qwen3-next-80b")
+    assert "SGLANG_SIMULATE_UNIFORM_EXPERTS" not in server.environment(on_a_cpu, servings(on_a_cpu)["none"])
     checkpoint = parse()
     variables = server.environment(checkpoint, servings(checkpoint)["replay/chain4"])
     assert not [name for name in variables if "SIMULATE" in name]

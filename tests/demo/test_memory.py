@@ -9,7 +9,7 @@ LINE = (
     "conv windows 0.5 MiB), 64 state slots, SGLang 0.5.17\n"
 )
 STATE = (
-    'mamba-mtp state: {"mode": "snapshot", "family": "GDN", "speculative_bytes": 900, "request_rows": 9, '
+    ' | mamba-mtp state: {"mode": "snapshot", "family": "GDN", "speculative_bytes": 900, "request_rows": 9, '
     '"stock_bytes": 1800}\n'
 )
 
@@ -25,9 +25,11 @@ def test_the_announcement_alone_is_rounded():
     assert memory.announced(LINE).startswith("mode snapshot, GDN model")
 
 
-def test_the_state_line_is_exact():
-    state = memory.speculative_state(LINE + STATE, 8)
+def test_what_follows_the_bar_is_exact_and_not_for_people():
+    line = LINE.rstrip() + STATE
+    state = memory.speculative_state(line, 8)
     assert state == memory.SpeculativeState("snapshot", 900, 100, 1800, True)
+    assert memory.announced(line) == memory.announced(LINE)
 
 
 def test_stock_serving_has_no_figures():

@@ -139,9 +139,12 @@ def test_log_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     """Windows that will be allocated, states that SGLang would have allocated, the slots gained."""
     sizing = Sizing(monkeypatch, requests=1024)
     stock_slots, stock_rest = sizing.stock(16.0)
-    with caplog.at_level("INFO", logger="sglang_mamba_mtp.state.sizing"):
+    with caplog.at_level("DEBUG", logger="sglang_mamba_mtp.state.sizing"):
         slots, _ = sizing.replay(16.0)
     windows = (slots // RATIO + 1) * window_bytes()
     states = (16.0 - stock_rest) * GIB - (stock_slots + 1) * STATE
     assert f"windows {windows / GIB:.3f} GiB in place of {states / GIB:.3f} GiB" in caplog.text
     assert f"state slots {slots}, {slots - stock_slots:+d} against" in caplog.text
+    assert (
+        accounting.last.slots - accounting.last.stock_slots == slots - stock_slots
+    )  # for the line a server starts with

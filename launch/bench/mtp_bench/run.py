@@ -130,7 +130,8 @@ class Benchmark:
             raise OutOfTime(f"{clock(seconds)} more would pass the limit of {clock(limit)}")
 
     def _start_estimate(self) -> float:
-        return max((entry["start_seconds"] for entry in self.record.content["servers"]), default=UNSEEN_START)
+        starts = [entry["start_seconds"] for entry in self.record.content["servers"]]
+        return starts[-1] if starts else UNSEEN_START  # the latest: a machine's first start compiles kernels
 
     def _load_estimate(self, load: Load) -> float:
         seen = [entry["seconds"] for entry in self.record.content["loads"] if entry["load"] == load.name]

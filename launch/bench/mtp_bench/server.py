@@ -78,7 +78,7 @@ def environment(options: Options, serving: Serving) -> dict[str, str]:
         variables.update(HF_HUB_OFFLINE="TRUE", TRANSFORMERS_OFFLINE="1")
     if options.device == "cpu":
         variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # more are slower
-    if options.shape is not None:
+    if options.shape is not None and options.device == "cuda":  # on a CPU 0.5.23 would call a Triton kernel for it
         variables["SGLANG_SIMULATE_UNIFORM_EXPERTS"] = "1"
     if serving.draft is not None and options.accept is not None:
         variables["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-_ANNOUNCED = re.compile(r"mamba-mtp \d\S*: (.+)")
+_ANNOUNCED = re.compile(r"mamba-mtp \d\S*: (.+?)(?: \| mamba-mtp state: .*)?$", re.MULTILINE)
 _STATE = re.compile(r"mamba-mtp state: (\{.*\})")
 _MIB = re.compile(r"speculative state ([0-9.]+) MiB")
 
@@ -37,7 +37,7 @@ NOTHING = SpeculativeState("none", 0, 0, 0, True)
 
 
 def speculative_state(log: str, running_requests: int | None) -> SpeculativeState | None:
-    """Read the plugin's lines of a server with speculation; None if there are none.
+    """Read the line that a server with speculation starts with; None if there is none.
 
     ``running_requests`` (of /server_info) shares out a total where no rows are told.
     """

@@ -1,0 +1,162 @@
+"""A real server's metrics, answers and log, and the dashboard that reads them. One start for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+from mtp_demo.server import HOST, Server
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_mamba_mtp.metrics.export import COUNTERS, GAUGES, PREFIX
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "launch" / "grafana" / "mamba-mtp.json"
+DRAFTS = {"--speculative-num-steps": 3, "--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": 4}
+WINDOW = 8
+
+pytestmark = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="serves on a CPU")
+
+
+class Watched:
+    """A served tiny model that has answered, with what it then told."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.while_running: list[dict[str, float]] = []
+        self._ask()
+        self.samples = self.scrape()
+        self.state = server.get("/server_info")["internal_states"][0]
+        self.told = self.state["mamba_mtp"]
+        self.log = server.log.read_text(errors="replace")
+
+    def _ask(self) -> None:
+        body = {"sampling_params": {"max_new_tokens": 96, "temperature": 0, "ignore_eos": True}}
+        asked = [
+            threading.Thread(
+                target=self.server.post, args=("/generate", body | {"text": f"Tom has {n} apples and buys {n}."})
+            )
+            for n in (3, 7)
+        ]
+        for thread in asked:
+            thread.start()
+        while any(thread.is_alive() for thread in asked):
+            self.while_running.append(self.scrape())
+            asked[0].join(0.3)
+
+    def scrape(self) -> dict[str, float]:
+        """``/metrics`` as Prometheus' own parser reads it: value by name; every sample of this server has one."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{HOST}:{self.server.port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        families = text_string_to_metric_families(text)
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    def __getitem__(self, name: str) -> float:
+        return self.samples[PREFIX + name]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    model = ROOT / "launch" / "models" / "tiny-gdn"
+    options = ["--model-path", model, "--device", "cpu", "--dtype", "float32", "--speculative-algorithm", "NEXTN"]
+    options += [item for pair in DRAFTS.items() for item in pair]
+    options += ["--mamba-mtp-window", WINDOW, "--enable-metrics", "--decode-log-interval", 1]
+    command = [sys.executable, "-m", "sglang.launch_server", *map(str, options)]
+    server = Server(command, device="cpu", log=tmp_path_factory.mktemp("server") / "log")
+    try:
+        server.start(timeout=400)
+        yield Watched(server)
+    finally:
+        server.stop()
+
+
+def test_one_line_says_what_is_served(watched):
+    """For people and, behind the bar, for programs; ``/server_info`` tells programs the same."""
+    lines = [line for line in watched.log.splitlines() if "mamba-mtp" in line and "speculation seems" not in line]
+    assert len(lines) == 1, lines
+    human, state = lines[0].split(" | mamba-mtp state: ")
+    assert json.loads(state) == watched.told["state"]
+    mib = watched.told["state"]["speculative_bytes"] / 2**20
+    for words in ("mode replay", "GDN model", f"speculative state {mib:.1f} MiB", "state slots", "requests, SGLang"):
+        assert words in human
+
+
+def test_every_metric_is_there(watched):
+    wanted = [*GAUGES, *(f"{name}_total" for name in COUNTERS), "info"]
+    assert [name for name in wanted if PREFIX + name not in watched.samples] == []
+
+
+def test_bytes_and_limits_are_the_announced_ones(watched):
+    state = watched.told["state"]
+    for metric, key in {
+        "speculative_bytes": "speculative_bytes",
+        "stock_speculative_bytes": "stock_bytes",
+        "saved_bytes": "saved_bytes",
+        "slot_bytes": "slot_bytes",
+        "state_slots": "state_slots",
+        "request_limit": "request_limit",
+        "memory_request_limit": "memory_limit",
+    }.items():
+        assert watched[metric] == state[key], metric
+    assert state["saved_bytes"] > 0
+    assert state["request_limit"] == watched.state["effective_max_running_requests_per_dp"]
+
+
+def test_accept_length_is_sglangs(watched):
+    mean = watched["committed_tokens_total"] / watched["verifies_total"]
+    assert mean == pytest.approx(watched.state["avg_spec_accept_length"])
+    assert watched["accept_length"] == pytest.approx(watched.samples["sglang:spec_accept_length"])
+    assert 1 <= watched["verify_batch"] <= 2
+    assert watched["break_even_accept_length"] > 0
+
+
+def test_pending_tokens_stay_within_their_windows(watched):
+    capacity = WINDOW + DRAFTS["--speculative-num-draft-tokens"]
+    assert watched["window_tokens"] == capacity
+    busy = [sample for sample in watched.while_running if sample.get(PREFIX + "pending_tokens_max", 0) > 0]
+    assert busy, "no scrape fell between two steps of the requests"
+    for sample in busy:
+        most, all_of_them = (sample[PREFIX + name] for name in ("pending_tokens_max", "pending_tokens"))
+        assert most <= capacity and most <= all_of_them <= 2 * most
+        assert 0 < sample[PREFIX + "window_occupancy"] <= 1
+
+
+def test_folds_account_for_the_tokens_that_were_committed(watched):
+    """A fold takes more than the window's threshold; what was folded was committed before."""
+    told = watched.told
+    assert told["folds"] > 0 and told["folds"] >= watched["folds_total"]
+    assert told["folds"] * WINDOW < told["folded_tokens"] <= told["committed_tokens"]
+    assert told["folded_tokens"] <= told["folds"] * told["window_tokens"]
+    # what two requests and the warm-up left in their windows was not folded
+    assert told["committed_tokens"] - told["folded_tokens"] - told["settled_tokens"] <= 3 * told["window_tokens"]
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_the_dashboard_shows_what_is_exported(watched):
+    """Every name in every expression is a metric of this server, and every metric of ours is on the dashboard."""
+    text = " ".join(expressions())
+    ours = set(re.findall(rf"\b{PREFIX}\w+", text))
+    theirs = set(re.findall(r'__name__=~"([^"]+)"', text))
+    assert ours and theirs
+    assert [name for name in ours if name not in watched.samples] == []
+    for pattern in theirs:  # prometheus_client turns colons into underscores for Prometheus up to version 2
+        names = [name for name in watched.samples if re.fullmatch(pattern, name)]
+        assert len(names) == 1 and re.fullmatch(pattern, names[0].replace(":", "_")), pattern
+    assert {name for name in watched.samples if name.startswith(PREFIX)} == ours
+
+
+def test_speculation_that_loses_is_told(watched):
+    """On a CPU it does: the warning is the only thing more in the log, and names the counter's reason."""
+    assert watched["losing_intervals_total"] > 0
+    assert watched.log.count("mamba-mtp: speculation seems to cost more than it yields") == 1
