@@ -1,9 +1,13 @@
 # Sourced by the other launch scripts. `setup_environment VERSION` makes (or reuses) the virtual environment
 # .venvs/VERSION in the checkout, with SGLang VERSION, everything pinned in requirements/, and this plugin (editable).
-# It sets PYTHON to that environment's interpreter.
+# It sets PYTHON to that environment's interpreter. `setup_wheels [VERSION...]` unpacks SGLang's own wheels, without
+# anything they need, under .cache/sglang: all supported versions, or those named.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SGLANG_VERSIONS=(0.5.23 0.5.17)
+# A version without an environment of its own can run on a CPU in that of another: its own sources stand first on the
+# path, and transformers and PyTorch are near enough to those it wants.
+declare -A SGLANG_RUNS_IN=([0.5.18]=0.5.17 [0.5.19]=0.5.17 [0.5.20]=0.5.17 [0.5.21]=0.5.23 [0.5.22]=0.5.23)
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }
@@ -51,4 +55,23 @@ setup_environment() {
     "$uv" pip install --quiet --python "$PYTHON" --no-deps --editable "$ROOT" || die "Installing the plugin failed."
     printf '%s' "$stamp" >"$env/.complete"
     say "SGLang $version: ready in $((SECONDS - started)) s, $(du -sh "$env" | cut -f1) of disk"
+}
+
+setup_wheels() {
+    local lock="$ROOT/requirements/sglang-wheels.txt" python uv pin version folder started
+    python="$(find_python)" || die "Python 3.11, 3.12 or 3.13 is needed and none is on PATH."
+    uv="$(find_uv "$python")" || die "Could not install uv with '$python -m pip install uv'; see the message above."
+    while read -r pin; do
+        version="${pin%% *}" version="${version#sglang==}" folder="$ROOT/.cache/sglang/$version"
+        [ $# -eq 0 ] || [[ " $* " == *" $version "* ]] || continue
+        [ "$(cat "$folder/.complete" 2>/dev/null)" != "$pin" ] || continue
+        started=$SECONDS
+        rm -rf "$folder"
+        # one platform for all machines: these wheels are read, and on a Linux CPU also run
+        "$uv" pip install --quiet --python "$python" --target "$folder" --no-deps --only-binary :all: --require-hashes \
+            --python-version 3.11 --python-platform x86_64-manylinux_2_34 -r - <<<"$pin" ||
+            die "Fetching SGLang $version (requirements/sglang-wheels.txt) failed. Can the package registry be reached?"
+        printf '%s' "$pin" >"$folder/.complete"
+        say "SGLang $version: wheel unpacked under .cache/sglang in $((SECONDS - started)) s, $(du -sh "$folder" | cut -f1) of disk"
+    done <"$lock"
 }

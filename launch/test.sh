@@ -3,6 +3,8 @@
 #
 #   bash launch/test.sh                       everything CI runs
 #   bash launch/test.sh --version 0.5.17      one version
+#   bash launch/test.sh --version 0.5.20 tests/engine/test_equality.py
+#                                             one in between: its sources in the environment of an end (on a CPU)
 #   bash launch/test.sh tests/plugin -k help  anything else goes to pytest
 set -uo pipefail
 . "$(dirname "$0")/setup.sh"
@@ -11,16 +13,19 @@ versions=()
 arguments=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        --version) [ $# -gt 1 ] || die "--version needs a value: ${SGLANG_VERSIONS[*]}"; versions+=("$2"); shift 2 ;;
+        --version) [ $# -gt 1 ] || misuse "--version needs a value: ${SGLANG_VERSIONS[*]}"; versions+=("$2"); shift 2 ;;
         --version=*) versions+=("${1#*=}"); shift ;;
-        -h | --help) sed -n '2,7p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,9p' "$0"; exit 0 ;;
         *) arguments+=("$1"); shift ;;
     esac
 done
 [ ${#versions[@]} -gt 0 ] || versions=("${SGLANG_VERSIONS[@]}")
 cd "$ROOT"
 
-for version in "${versions[@]}"; do setup_environment "$version"; done
+for version in "${versions[@]}"; do
+    [ -z "${SGLANG_RUNS_IN[$version]:-}" ] || setup_wheels "$version"
+    setup_environment "${SGLANG_RUNS_IN[$version]:-$version}"
+done
 
 failed=0
 say "ruff, mypy, who imports whom"
@@ -30,10 +35,13 @@ say "ruff, mypy, who imports whom"
 
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
 # into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each.
-suites=("tests/train" "tests/kernels" "tests --ignore=tests/kernels --ignore=tests/train")
+suites=("tests/train" "tests/kernels" "tests --ignore=tests/kernels --ignore=tests/train --ignore=tests/wheels")
+# What reads the wheels of all versions runs once, in whichever environment was set up last.
+once="tests/wheels"
 for argument in ${arguments[@]+"${arguments[@]}"}; do
-    [ ! -e "${argument%%::*}" ] || suites=("") # tests were named: those, and nothing else
+    [ ! -e "${argument%%::*}" ] || suites=("") once="" # tests were named: those, and nothing else
 done
+[ -z "$once" ] && [[ "${arguments[*]-}" != *tests/wheels* ]] || setup_wheels
 
 logs="$(mktemp -d)"
 trap 'rm -rf "$logs"' EXIT
@@ -44,14 +52,23 @@ export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 # One version's suites one after the other; pytest's exit code 5 means that it found no test to run.
 run_version() {
     local version="$1" suite code failed=0
+    if [ -n "${SGLANG_RUNS_IN[$version]:-}" ]; then
+        local -x PYTHONPATH="$ROOT/.cache/sglang/$version${PYTHONPATH:+:$PYTHONPATH}"
+    fi
     for suite in "${suites[@]}"; do
         # shellcheck disable=SC2086 - a suite is a list of words
-        "$ROOT/.venvs/$version/bin/python" -m pytest --durations=15 $suite "${arguments[@]}" 2>&1 | tee -a "$logs/$version"
+        "$ROOT/.venvs/${SGLANG_RUNS_IN[$version]:-$version}/bin/python" -m pytest --durations=15 $suite "${arguments[@]}" 2>&1 | tee -a "$logs/$version"
         code=${PIPESTATUS[0]}
         [ "$code" -eq 0 ] || { [ "$code" -eq 5 ] && [ -n "$suite" ]; } || failed=1
     done
     return $failed
 }
+
+if [ -n "$once" ]; then
+    "$PYTHON" -m pytest $once "${arguments[@]}" 2>&1 | tee "$logs/once" | sed -u "s/^/[wheels] /"
+    code=${PIPESTATUS[0]}
+    [ "$code" -eq 0 ] || [ "$code" -eq 5 ] || { failed=1; say "$once: FAILED"; }
+fi
 
 pids=()
 for version in "${versions[@]}"; do

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,6 +215,21 @@ def take_flags(parsed: argparse.Namespace, environ: MutableMapping[str, str] | N
     if flags:
         environ[FLAGS_GIVEN] = ",".join(sorted(flags))
     return MtpConfig.from_env(environ)
+
+
+def mode_asked_for(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
+    """The mode that the command line ``argv`` names, or else the environment, as it is written; None if neither does.
+
+    For who has to know before SGLang parses its flags.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    option, environ = OPTIONS["mode"], os.environ if environ is None else environ
+    try:
+        flag = getattr(parser.parse_known_args(list(argv))[0], option.dest)
+    except argparse.ArgumentError:  # a flag without its value, which SGLang's parser will name
+        flag = None
+    return flag or environ.get(option.env, "").strip() or None
 
 
 _on_command_line = False

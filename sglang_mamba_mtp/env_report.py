@@ -17,7 +17,15 @@ from functools import partial
 
 from . import __version__
 
-PACKAGES = ("torch", "triton", "sglang", "sgl-kernel", "transformers", "flashinfer-python")
+#: By the names their distributions have had, the newest first.
+PACKAGES = (
+    ("torch",),
+    ("triton",),
+    ("sglang",),
+    ("sglang-kernel", "sgl-kernel"),
+    ("transformers",),
+    ("flashinfer-python",),
+)
 ENVIRONMENT = (
     "SGLANG_MAMBA_MTP_",
     "SGLANG_PLUGINS",
@@ -38,19 +46,22 @@ def _attempt(find: Callable[[], str]) -> str:
         return f"failed: {type(error).__name__}: {first_line}"
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def _installed(names: tuple[str, ...]) -> Row:
+    """The name under which a package is installed, and its version."""
+    for name in names:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return names[0], "not installed"
 
 
 def versions() -> Iterator[Row]:
     """Versions of what matters."""
     yield "sglang-mamba-mtp", __version__
     yield "python", platform.python_version()
-    for package in PACKAGES:
-        yield package, _version(package)
+    for names in PACKAGES:
+        yield _installed(names)
     yield "sgl_kernel loads", _attempt(_sgl_kernel)
 
 
@@ -143,8 +154,11 @@ def plugin() -> Iterator[Row]:
         missing = list(registry.problems([surface]))
         return f"MISSING: {missing[0]}" if missing else "as expected"
 
+    def location(surface: surfaces.Surface) -> str:
+        return surface.location
+
     for name, surface in surfaces.HOOKED.items():
-        yield f"surface {name}", f"{_attempt(partial(as_expected, surface))}; {surface.path}"
+        yield f"surface {name}", f"{_attempt(partial(as_expected, surface))}; {_attempt(partial(location, surface))}"
     for surface in surfaces.RELIED_ON:
         yield f"uses {surface.path.partition(':')[2]}", f"{_attempt(partial(as_expected, surface))}; {surface.path}"
     try:

@@ -30,6 +30,7 @@ class Decline:
         reason: why.
         remedy: what to do instead of switching the plugin off.
         family: the only family it is declined with; None: any.
+        optional: whether some supported versions of SGLang have no such flag.
     """
 
     flag: str
@@ -38,6 +39,7 @@ class Decline:
     reason: str
     remedy: str
     family: str | None = None
+    optional: bool = False
 
     def message(self, args: Any) -> str | None:
         """The refusal for ``args``, or None.
@@ -48,16 +50,18 @@ class Decline:
         try:
             value = self.value(args)
         except AttributeError as error:
+            if self.optional:
+                return None
             raise MtpError(f"SGLang no longer has the argument behind {self.flag}: {error}") from error
         if not self.declined(value):
             return None
         return f"{self.flag} {value}: {self.reason}; {self.remedy}"
 
 
-def _switched_on(flag: str, reason: str, remedy: str | None = None) -> Decline:
+def _switched_on(flag: str, reason: str, remedy: str | None = None, *, optional: bool = False) -> Decline:
     """A boolean flag that must stay off."""
     name = flag.removeprefix("--").replace("-", "_")
-    return Decline(flag, lambda args: getattr(args, name), bool, reason, remedy or f"remove {flag}")
+    return Decline(flag, lambda args: getattr(args, name), bool, reason, remedy or f"remove {flag}", optional=optional)
 
 
 def _algorithm(args: Any) -> str:
@@ -124,16 +128,6 @@ def _chain_only_backend(args: Any) -> str:
     return "trtllm_mha" if _algorithm(args) == "NGRAM" and "trtllm_mha" in backends else ""
 
 
-_FROM_0_5_23 = (
-    (
-        _switched_on(
-            "--enable-unified-cache-external-linker", "states are loaded into slots without this plugin's knowledge"
-        ),
-    )
-    if startup.has_external_cache_linker()
-    else ()
-)
-
 #: Declined in every mode but `off`.
 COMMON: tuple[Decline, ...] = (
     Decline(
@@ -191,7 +185,11 @@ COMMON: tuple[Decline, ...] = (
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
     _switched_on("--enable-hierarchical-cache", "states that travel to the host and back are not tested yet"),
     _switched_on("--enable-lmcache", "states that travel to the host and back are not tested yet"),
-    *_FROM_0_5_23,
+    _switched_on(
+        "--enable-unified-cache-external-linker",
+        "states are loaded into slots without this plugin's knowledge",
+        optional=True,  # from 0.5.20 on
+    ),
     _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
     _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),

@@ -1,7 +1,7 @@
 """Which states a prefill snapshots for the prefix cache, from host lists alone.
 
-SGLang 0.5.17 answers this on the device and copies back: one `.any()`, six `.cpu()` and one `nonzero` per forward,
-each a synchronisation with the forward in flight. Everything it asks for is known on the host.
+Up to 0.5.20 SGLang answers this on the device and copies back: one `.any()`, six `.cpu()` and one `nonzero` per
+forward, each a synchronisation with the forward in flight. Everything it asks for is known on the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate
 
 #: Where a prefill kernel leaves the states at chunk boundaries (`h`), as the row arithmetic of the snapshots needs it.
 PER_SEQUENCE = "per_sequence"  # ceil(len / chunk) states a sequence, one sequence after the other
-PER_SEQUENCE_FLOOR = "per_sequence_floor"  # floor(len / chunk) states a sequence (Mamba2 up to 0.5.17)
+PER_SEQUENCE_FLOOR = "per_sequence_floor"  # floor(len / chunk) states a sequence (Mamba2 up to 0.5.19)
 FLAT_GRID = "flat_grid"  # one grid over the whole flattened batch; states off it are recomputed (Mamba2 later)
 
 

@@ -64,9 +64,9 @@ class SlotsTiling(NamedTuple):
 def stock_tiling(dstate: int, sglang: tuple[int, ...] = (0, 5, 23)) -> SlotsTiling:
     """The launch shape of SGLang's selective_state_update: a program's rows of a head, and its warps.
 
-    They decide in which order the dstate products of an output are summed, and so its last bits. 0.5.23 changed them
+    They decide in which order the dstate products of an output are summed, and so its last bits. 0.5.21 changed them
     for dstate 65..128, from (4, 4): a row's columns go to the 32 lanes of a warp four at a time in both if the state is
-    fp32, but in 0.5.23 eight at a time to 16 lanes if it has 16 bits.
+    fp32, but since 0.5.21 eight at a time to 16 lanes if it has 16 bits.
     """
     if dstate <= 16:
         return SlotsTiling(32, 4)
@@ -75,5 +75,5 @@ def stock_tiling(dstate: int, sglang: tuple[int, ...] = (0, 5, 23)) -> SlotsTili
     if dstate <= 64:
         return SlotsTiling(8, 4)
     if dstate <= 128:
-        return SlotsTiling(8, 1) if sglang >= (0, 5, 23) else SlotsTiling(4, 4)
+        return SlotsTiling(8, 1) if sglang >= (0, 5, 21) else SlotsTiling(4, 4)
     return SlotsTiling(4, 8)

@@ -7,7 +7,7 @@ A row starts from the state in its read slot, wherever its last verify left it; 
 Outputs and states are bit for bit those of SGLang's selective_state_update (mamba_ssm.py) in target verify, whose
 arithmetic this kernel follows operation by operation: along a chain the state stays in float32 registers, in a tree a
 node continues from its parent's state as stored. The order in which a row's products with C are summed is that of the
-tile in registers, so tiles and warps are SGLang's too. It changed them for dstate 65..128 between 0.5.17 and 0.5.23:
+tile in registers, so tiles and warps are SGLang's too. It changed them for dstate 65..128 in 0.5.21:
 16-bit states sum in another order there (fp32 states do not), see arguments.stock_tiling.
 
 Layouts: x, y [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; states

@@ -49,7 +49,7 @@ class Mamba2Backend(MtpLinearBackend, Mamba2AttnBackend):
 class SnapshotMamba2(Mamba2Backend):
     """SGLang's Mamba2 verify, for models too that forget to ask for the one convolution it works with.
 
-    Falcon-H1 does up to 0.5.17 and dies in its first verify; later it asks as we do here.
+    Falcon-H1 does up to 0.5.21 and dies in its first verify; later it asks as we do here.
     """
 
     def forward(

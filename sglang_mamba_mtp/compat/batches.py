@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from ..names import GDN
@@ -33,7 +34,7 @@ def snapshot_size() -> int:
 def track_chunk_size(backend: Any) -> int:
     """Tokens between two boundary states of ``backend``'s prefill kernels, as SGLang takes it.
 
-    Up to 0.5.17 it takes the snapshot size, which is not the kernels' where a page is larger than a chunk.
+    Up to 0.5.18 it takes the snapshot size, which is not the kernels' where a page is larger than a chunk.
     """
     if hasattr(type(backend), "mamba_chunk_size"):
         return int(backend.mamba_chunk_size)
@@ -45,7 +46,7 @@ _HOST_COPY = "_mamba_mtp_host"
 
 @functools.cache
 def schedule_batch_has_host_tracking() -> bool:
-    """Whether SGLang itself carries the host copies from the scheduler to the forward (0.5.17 does not)."""
+    """Whether SGLang itself carries the host copies from the scheduler to the forward (up to 0.5.20 it does not)."""
     module = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     return "mamba_prefill_track_mask_cpu" in _field_names(module.ForwardBatch)
 
@@ -102,7 +103,7 @@ def key_length(req: Any) -> int:
 
 
 def finds_older_snapshots(component: Any) -> bool:
-    """Whether the radix cache itself looks for a finished request's newest snapshot within its key (not in 0.5.17)."""
+    """Whether the radix cache itself looks for a finished request's newest snapshot in its key (from 0.5.22 on)."""
     return hasattr(component, "_select_finished_checkpoint")
 
 
@@ -110,3 +111,8 @@ def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
     """Whether a verify in flight may take ``req`` past a multiple of ``interval``, as SGLang counts it."""
     module = importlib.import_module("sglang.srt.managers.schedule_batch")
     return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
+
+
+def slot_siblings(mamba_pool: Any) -> Sequence[Any]:
+    """What else SGLang keeps by state slot and copies with it (``copy_slots(src, dst)``); nothing in 0.5.17."""
+    return getattr(mamba_pool, "_slot_siblings", ())

@@ -9,12 +9,6 @@ from ..costs.weights import ModelSize, model_size
 from ..names import GDN, MAMBA2
 from .version import version_numbers
 
-
-def has_external_cache_linker() -> bool:
-    """Whether SGLang has `--enable-unified-cache-external-linker`."""
-    return version_numbers() >= (0, 5, 23)
-
-
 # -------------------------------------------------------------------------------------------------- server arguments
 
 
@@ -28,7 +22,7 @@ def resolved(server_args: Any) -> Any:
 def decide(server_args: Any, source: str, **fields: Any) -> None:
     """Set resolved values while SGLang resolves its arguments.
 
-    Up to 0.5.17 resolution writes to the record itself; later the record is sealed and decisions are declared.
+    Up to 0.5.18 resolution writes to the record itself; later the record is sealed and decisions are declared.
     """
     overrides = importlib.import_module("sglang.srt.arg_groups.overrides")
     declare = getattr(overrides, "declare_resolution", None)
@@ -185,3 +179,11 @@ def kv_bytes_per_token(model_config: Any, dtype: Any) -> int:
 def attention_ranks() -> int:
     """Ranks among which heads are divided."""
     return int(importlib.import_module("sglang.srt.runtime_context").get_parallel().attn_tp_size)
+
+
+def replayssm_record(nodes: int) -> int:
+    """Tokens that `--enable-linear-replayssm-spec` keeps of a GDN request: up to 0.5.19 the longest draft, later a
+    ring, which nothing but SGLang's sizing shows."""
+    if version_numbers() < (0, 5, 20):
+        return nodes
+    return int(_configurator_module().get_exec().mamba.linear_replayssm_cache_len)

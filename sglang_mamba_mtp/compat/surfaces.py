@@ -1,143 +1,87 @@
-"""What the plugin expects of SGLang: every function it patches, overrides or calls, with the parameters known to it.
+"""What the plugin expects of SGLang, all in one place: functions it patches (`HOOKED`), functions it overrides or calls
+(`RELIED_ON`), names it reads (`READ`), server arguments (`ARGUMENTS`).
 
-SGLang is imported inside functions only: `env_report` must be able to load this module where SGLang is missing.
+Functions are checked in the installed SGLang when the plugin registers. Everything is checked in the sources of every
+supported version (``tests/wheels``). Nothing here goes by a version's number: what moved or came later is looked for.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
-from ..errors import MtpError
 from ..names import GDN, MAMBA2
-from .version import version_numbers
+from .records import Names, Surface
 
 
-@dataclass(frozen=True)
-class Surface:
-    """A function or method of SGLang that we wrap, override or call.
-
-    Attributes
-        path: ``module:qualname``.
-        parameters: the parameter lists known to us, oldest first; the surface must have exactly one of them.
-    """
-
-    path: str
-    parameters: tuple[tuple[str, ...], ...]
-
-    @property
-    def dotted(self) -> str:
-        """The spelling SGLang's hook registry takes."""
-        return self.path.replace(":", ".")
-
-    def resolve(self) -> tuple[Any, str, Any]:
-        """Return ``(owner, name, raw attribute)``; the attribute is not bound, a classmethod stays a classmethod.
-
-        Raises
-            MtpError: the module or the attribute does not exist.
-        """
-        module_name, _, qualname = self.path.partition(":")
-        try:
-            owner: Any = importlib.import_module(module_name)
-        except ImportError as error:
-            raise MtpError(f"SGLang has no module {module_name} that can be imported ({error})") from error
-        *parents, name = qualname.split(".")
-        for parent in parents:
-            try:
-                owner = getattr(owner, parent)
-            except AttributeError:
-                raise MtpError(f"SGLang has no {parent} in {module_name} (wanted: {self.path})") from None
-        try:
-            return owner, name, inspect.getattr_static(owner, name)
-        except AttributeError:
-            raise MtpError(f"SGLang has no {name} in {self.path.rpartition('.')[0] or module_name} any more") from None
-
-    def check(self) -> None:
-        """Check that the surface exists and takes the parameters we expect.
-
-        Raises
-            MtpError: it does not; the message shows both lists.
-        """
-        _, _, attribute = self.resolve()
-        if isinstance(attribute, (classmethod, staticmethod)):
-            attribute = attribute.__func__
-        found = tuple(inspect.signature(attribute).parameters)
-        if found not in self.parameters:
-            expected = " or ".join(f"({', '.join(known)})" for known in self.parameters)
-            raise MtpError(f"{self.path} takes ({', '.join(found)}); expected {expected}")
+def _same(path: str, parameters: str, *former: str) -> Surface:
+    return Surface(path, (tuple(parameters.split()),), former)
 
 
-def _same(path: str, parameters: str) -> Surface:
-    return Surface(path, (tuple(parameters.split()),))
+def _either(path: str, *parameters: str) -> Surface:
+    return Surface(path, tuple(tuple(names.split()) for names in parameters))
 
 
-_HL = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
-_GDN = "sglang.srt.layers.attention.linear.gdn_backend"
+def _read(owner: str, names: str) -> tuple[Names]:
+    return (Names(owner, tuple(names.split())),)
 
+
+def _first_of(*alternatives: tuple[str, str]) -> tuple[Names, ...]:
+    return tuple(Names(owner, tuple(names.split())) for owner, names in alternatives)
+
+
+_ATTENTION = "sglang.srt.layers.attention"
+_HL = f"{_ATTENTION}.hybrid_linear_attn_backend"
+_GDN = f"{_ATTENTION}.linear.gdn_backend"
+_METADATA = f"{_ATTENTION}.mamba.mamba2_metadata"
+_BASE_BACKEND = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
+_SIZING = "sglang.srt.mem_cache.kv_cache_configurator"
+_KVC = f"{_SIZING}:KVCacheConfigurator"
+_POOLS = "sglang.srt.mem_cache.memory_pool"
+_COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_SCHEDULE = "sglang.srt.managers.schedule_batch"
+_RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter"
-
-_KVC = "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator"
-
-
-def _mamba_component() -> str:
-    """Where the radix cache's mamba component lives: the module was renamed after 0.5.17."""
-    package = "sglang.srt.mem_cache.unified_cache.components"
-    old = version_numbers() <= (0, 5, 17)
-    return f"{package}.{'mamba_component' if old else 'mamba'}:MambaComponent"
+_OVERRIDES = "sglang.srt.arg_groups.overrides"
+_CONTEXT = "sglang.srt.runtime_context"
+_FORWARD = "sglang.srt.model_executor.forward_batch_info"
+_ARGUMENTS = "sglang.srt.server_args:ServerArgs"
+_REGISTRY = "sglang.srt.plugins.hook_registry"
 
 
 #: Surfaces that the hooks patch, by a short name.
 HOOKED: dict[str, Surface] = {
-    "add_cli_args": _same("sglang.srt.server_args:ServerArgs.add_cli_args", "parser"),
-    "from_cli_args": _same("sglang.srt.server_args:ServerArgs.from_cli_args", "cls args"),
-    "check_server_args": _same("sglang.srt.server_args:ServerArgs.check_server_args", "self"),
+    "add_cli_args": _same(f"{_ARGUMENTS}.add_cli_args", "parser"),
+    "from_cli_args": _same(f"{_ARGUMENTS}.from_cli_args", "cls args"),
+    "check_server_args": _same(f"{_ARGUMENTS}.check_server_args", "self"),
     "handle_ngram": _same("sglang.srt.arg_groups.speculative_hook:_handle_ngram", "server_args"),
-    "prepare_for_extend": _same("sglang.srt.managers.schedule_batch:ScheduleBatch.prepare_for_extend", "self"),
-    "track_entry": _same(
-        "sglang.srt.managers.schedule_batch:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend", "self req"
-    ),
-    "attn_backend_wrapper": _same(
-        "sglang.srt.layers.attention.attention_registry:attn_backend_wrapper", "runner full_attn_backend"
-    ),
+    "prepare_for_extend": _same(f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend", "self"),
+    "track_entry": _same(f"{_SCHEDULE}:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend", "self req"),
+    "attn_backend_wrapper": _same(f"{_ATTENTION}.attention_registry:attn_backend_wrapper", "runner full_attn_backend"),
     "init_attention_backends": _same(
         "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends", "self"
     ),
     "build_request_pool": _same(f"{_KVC}._build_hybrid_req_pool", "self max_num_reqs extra_max_context_len"),
     "size_mamba_pool": _same(f"{_KVC}._handle_max_mamba_cache", "self total_rest_memory"),
     "prepare_for_caching": _same(
-        f"{_mamba_component()}.prepare_for_caching_req", "self req insert_params token_ids_len is_finished"
+        f"{_COMPONENTS}.mamba:MambaComponent.prepare_for_caching_req",
+        "self req insert_params token_ids_len is_finished",
+        f"{_COMPONENTS}.mamba_component:MambaComponent.prepare_for_caching_req",
     ),
-    "accept_grammar": _same(
-        "sglang.srt.managers.scheduler_components.batch_result_processor:"
-        "SchedulerBatchResultProcessor._accept_grammar_tokens",
-        "self req tokens",
-    ),
-    "prefill_result": _same(
-        "sglang.srt.managers.scheduler_components.batch_result_processor:"
-        "SchedulerBatchResultProcessor.process_batch_result_prefill",
-        "self batch result",
-    ),
-    "release": Surface(
-        "sglang.srt.mem_cache.common:release_kv_cache",
-        (("req", "tree_cache", "is_insert"), ("req", "tree_cache", "checkpoint")),
+    "accept_grammar": _same(f"{_RESULTS}._accept_grammar_tokens", "self req tokens"),
+    "prefill_result": _same(f"{_RESULTS}.process_batch_result_prefill", "self batch result"),
+    "release": _either(
+        "sglang.srt.mem_cache.common:release_kv_cache", "req tree_cache is_insert", "req tree_cache checkpoint"
     ),
     "lazy_prepare": _same(
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.mamba_lazy_spec_prepare",
-        "self mamba_track_interval max_draft_tokens",
+        f"{_SCHEDULE}:ScheduleBatch.mamba_lazy_spec_prepare", "self mamba_track_interval max_draft_tokens"
     ),
-    "track_indices": _same(
-        "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs", "batch track_positions"
-    ),
+    "track_indices": _same(f"{_SCHEDULE}:set_mamba_track_indices_from_reqs", "batch track_positions"),
     "metrics_reporter": _same(f"{_REPORTER}.__post_init__", "self"),
-    "report_decode_stats": Surface(
+    "report_decode_stats": _either(
         f"{_REPORTER}.report_decode_stats",
-        (
-            ("self", "can_run_cuda_graph", "running_batch", "num_correct_drafts"),
-            ("self", "can_run_cuda_graph", "running_batch", "num_generated_tokens"),
-        ),
+        "self can_run_cuda_graph running_batch num_correct_drafts",
+        "self can_run_cuda_graph running_batch num_generated_tokens",
     ),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
     "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
@@ -148,27 +92,207 @@ HOOKED: dict[str, Surface] = {
     ),
 }
 
-#: Surfaces the backends override or call: not patched, but they must be what we think they are.
+#: Surfaces that are overridden or called: not patched, but they must be what we think they are.
 RELIED_ON: tuple[Surface, ...] = (
+    _same(f"{_BASE_BACKEND}.init_forward_metadata_in_graph", "self forward_batch"),
     _same(f"{_HL}:MambaAttnBackendBase.__init__", "self model_runner"),
     _same(f"{_HL}:MambaAttnBackendBase._forward_metadata", "self forward_batch"),
+    _same(f"{_HL}:MambaAttnBackendBase.init_forward_metadata", "self forward_batch"),
+    _same(f"{_HL}:MambaAttnBackendBase.init_forward_metadata_out_graph", "self forward_batch in_capture"),
     _same(f"{_HL}:MambaAttnBackendBase.update_verify_buffers_to_fill_after_draft", "self spec_info cuda_graph_bs"),
     _same(f"{_HL}:Mamba2AttnBackend.__init__", "self model_runner"),
     _same(f"{_HL}:Mamba2AttnBackend.init_forward_metadata", "self forward_batch"),
+    _same(f"{_HL}:Mamba2AttnBackend.init_forward_metadata_out_graph", "self forward_batch in_capture"),
     _same(
         f"{_HL}:Mamba2AttnBackend.forward",
         "self mixer hidden_states output layer_id forward_batch mup_vector use_triton_causal_conv",
     ),
     _same(f"{_GDN}:GDNAttnBackend.__init__", "self model_runner"),
     _same(f"{_GDN}:GDNAttnBackend.init_forward_metadata", "self forward_batch"),
+    _same(f"{_GDN}:GDNAttnBackend.forward_extend", "self layer forward_batch mixed_qkv a b kwargs"),
+    _same(f"{_METADATA}:Mamba2Metadata.prepare_mixed", "cls forward_metadata chunk_size forward_batch"),
     _same(
-        "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata.prepare_mixed",
-        "cls forward_metadata chunk_size forward_batch",
-    ),
-    _same(
-        "sglang.srt.layers.attention.linear.kernels.gdn_flashinfer:maybe_build_flashinfer_checkpoint_plan",
+        f"{_ATTENTION}.linear.kernels.gdn_flashinfer:maybe_build_flashinfer_checkpoint_plan",
         "forward_batch forward_metadata device",
     ),
+    _same(
+        f"{_POOLS}:MambaPool.__init__",
+        "self size spec_state_size cache_params mamba_layer_ids device enable_memory_saver "
+        "speculative_num_draft_tokens speculative_eagle_topk enable_linear_replayssm linear_replayssm_cache_len "
+        "envelope_layout enable_linear_replayssm_spec",
+    ),
+    _same(f"{_POOLS}:MambaPool.clear_slots", "self indices"),
+    _same(f"{_POOLS}:MambaPool.copy_from", "self src_indices dst_indices"),
+    _same(f"{_POOLS}:MambaPool.get_cpu_copy", "self indices"),
+    _same(f"{_POOLS}:MambaPool.load_cpu_copy", "self mamba_cache_cpu indices"),
+    _same(f"{_POOLS}:HybridReqToTokenPool.mamba2_layer_index", "self layer_id"),
+    _same(f"{_POOLS}:HybridReqToTokenPool.get_mamba_indices", "self req_indices"),
+    _same(f"{_KVC}._calculate_mamba_ratio", "self"),
+    _same(f"{_SCHEDULE}:mamba_lazy_spec_in_window", "req mamba_track_interval max_draft_tokens"),
+    _same(f"{_CONTEXT}:RuntimeContext.override", "self source fields"),
+    _same("sglang.srt.configs.hybrid_arch:mambaish_config", "model_config"),
+    _same("sglang.srt.configs.model_config:ModelConfig.get_total_num_kv_heads", "self"),
+    _same("sglang.srt.speculative.adaptive_spec_params:resolve_candidate_steps_from_config", "cfg_path"),
+    _same("sglang.srt.utils.common:rank0_log", "msg"),
+    _same(f"{_REGISTRY}:HookRegistry.register", "cls target hook hook_type source"),
+    _same(f"{_REGISTRY}:HookRegistry.apply_hooks", "cls"),
+)
+
+#: Names that are read, set or called as they are. Of several owners in a row the first that has all its names is used
+#: and those before it have none of theirs; empty names say what is done without.
+READ: tuple[tuple[Names, ...], ...] = (
+    # loading
+    _read("sglang.srt.plugins", "load_plugins"),
+    _read(_REGISTRY, "HookRegistry HookType"),
+    _read(f"{_REGISTRY}:HookType", "BEFORE AFTER AROUND"),
+    _read("sglang.benchmark.one_batch", "cli_main load_model prepare_synthetic_inputs_for_latency_test np"),
+    _read(
+        "sglang.kernels.ops.mamba.triton_ops.ssu_dispatch",
+        "_mamba_ssu_backend initialize_mamba_selective_state_update_backend",
+    ),
+    # arguments and the model
+    _read("sglang.srt.server_args", "ServerArgs"),
+    _read(_OVERRIDES, "resolved_view"),
+    _first_of((_OVERRIDES, "declare_resolution"), (_ARGUMENTS, "speculative_eagle_topk speculative_num_steps")),
+    _first_of((_ARGUMENTS, "get_model_config"), ("sglang.srt.arg_groups.model_override_base", "model_config_of")),
+    _read("sglang.srt.configs.hybrid_arch", "hybrid_gdn_config mamba2_config hybrid_lightning_config mambaish_config"),
+    _first_of(
+        ("sglang.srt.configs.hybrid_arch", "hybrid_kda_config"),
+        ("sglang.srt.configs.hybrid_arch", "kimi_linear_config"),
+    ),
+    _read("sglang.srt.configs.qwen3_next:Qwen3NextConfig", "mamba2_cache_params full_attention_layer_ids"),
+    _read("sglang.srt.configs.nemotron_h:NemotronHConfig", "mamba2_cache_params full_attention_layer_ids"),
+    _read("sglang.srt.configs.mamba_utils:Mamba2CacheParams", "shape layers"),
+    _read("sglang.srt.configs.mamba_utils:Mamba2StateShape", "conv temporal num_k_heads_per_tp"),
+    _read("sglang.srt.configs.model_config:ModelConfig", "dtype vocab_size head_dim v_head_dim"),
+    _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
+    _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram"),
+    # pools and their sizes
+    _read(_SIZING, "get_schedule get_memory get_context"),
+    _first_of((_SIZING, "max_speculative_num_draft_tokens"), (_ARGUMENTS, "max_speculative_num_draft_tokens")),
+    _read(_KVC, "is_draft_worker model_config server_args spec_algorithm"),
+    _first_of((_KVC, "ps"), (_KVC, "attn_dp_size")),
+    _read(_POOLS, "MambaPool HybridReqToTokenPool"),
+    _read(f"{_POOLS}:MambaPool", "size mamba_cache num_mamba_layers"),
+    _read(f"{_POOLS}:MambaPool.State", "conv temporal"),
+    _read(f"{_POOLS}:MambaPool.SpeculativeState", "intermediate_ssm intermediate_conv_window"),
+    _read(f"{_POOLS}:HybridReqToTokenPool", "mamba_pool_cls mamba_pool req_to_token"),
+    # backends
+    _read(
+        "sglang.srt.model_executor.model_runner:ModelRunner",
+        "is_draft_worker model_config server_args spec_algorithm model dtype req_to_token_pool attn_backend "
+        "decode_attn_backend_group device gpu_id max_running_requests kv_cache_dtype kv_cache_configurator",
+    ),
+    _read(_HL, "Mamba2AttnBackend"),
+    _read(_GDN, "GDNAttnBackend"),
+    _read(f"{_HL}:HybridLinearAttnBackend", "linear_attn_backend"),
+    _read(
+        f"{_HL}:MambaAttnBackendBase",
+        "device topk req_to_token_pool forward_metadata conv_states_shape retrieve_next_token_list "
+        "retrieve_next_sibling_list",
+    ),
+    _read(f"{_GDN}:GDNAttnBackend", "kernel_dispatcher conv_states_shape"),
+    _read(f"{_GDN}:GDNKernelDispatcher", "extend_uses_state_checkpoints"),
+    _read(f"{_ATTENTION}.linear.kernels.gdn_flashinfer", "maybe_build_flashinfer_checkpoint_plan"),
+    _read(f"{_ATTENTION}.mamba.mamba", "MambaMixer2"),
+    _read(
+        f"{_ATTENTION}.mamba.mamba:MambaMixer2",
+        "in_proj out_proj norm conv1d activation A D dt_bias tp_size intermediate_size conv_dim num_heads n_groups "
+        "head_dim ssm_state_size",
+    ),
+    _read(
+        "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
+        "layer_id conv_weights bias activation A_log dt_bias q_dim k_dim v_dim num_q_heads num_k_heads num_v_heads "
+        "head_q_dim head_k_dim head_v_dim",
+    ),
+    # a forward
+    _read("sglang.srt.speculative.eagle_info", "EagleVerifyInput"),
+    _read(
+        "sglang.srt.speculative.eagle_info:EagleVerifyInput",
+        "draft_token_num retrieve_next_token retrieve_next_sibling",
+    ),
+    _read(
+        "sglang.srt.speculative.ngram_info:NgramVerifyInput",
+        "draft_token_num retrieve_next_token retrieve_next_sibling",
+    ),
+    _read(
+        f"{_FORWARD}:ForwardBatch",
+        "forward_mode spec_info req_pool_indices extend_prefix_lens extend_prefix_lens_cpu extend_seq_lens_cpu "
+        "mamba_track_mask mamba_track_indices",
+    ),
+    _first_of(
+        (f"{_FORWARD}:ForwardBatch", "mamba_prefill_track_mask_cpu mamba_track_seqlens_cpu"),
+        (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry", "track_mask track_seqlen"),
+    ),
+    _read(f"{_FORWARD}:ForwardMode", "is_extend is_idle is_target_verify is_draft_extend_v2"),
+    _read(
+        f"{_METADATA}:ForwardMetadata",
+        "mamba_cache_indices mamba_track_indices retrieve_next_token retrieve_next_sibling has_mamba_track_mask "
+        "mamba_track_mask_indices conv_states_mask_indices track_conv_indices track_ssm_h_src track_ssm_h_dst "
+        "track_ssm_final_src track_ssm_final_dst",
+    ),
+    _first_of(
+        (
+            f"{_METADATA}:ForwardMetadata",
+            "track_chunk_idx track_ssm_h_batch_src track_ssm_seq_idx track_ssm_end_locs track_ssm_recompute_dst",
+        ),
+        (f"{_METADATA}:ForwardMetadata", ""),
+    ),
+    _read(f"{_METADATA}:Mamba2Metadata", "mixed_metadata num_decodes"),
+    _read(
+        f"{_METADATA}:Mamba2Metadata.MixedMetadata",
+        "has_initial_states prep_initial_states chunk_size chunk_indices chunk_offsets",
+    ),
+    _first_of((_CONTEXT, "mamba_cache_chunk_size"), (_ARGUMENTS, "mamba_cache_chunk_size")),
+    _read(_CONTEXT, "get_server_args get_parallel"),
+    _first_of((f"{_HL}:MambaAttnBackendBase", "mamba_chunk_size"), (f"{_HL}:MambaAttnBackendBase", "")),
+    # requests and the radix cache
+    _read(
+        f"{_SCHEDULE}:ScheduleBatch",
+        "reqs req_pool_indices decoding_reqs spec_algorithm mamba_track_mask mamba_track_indices "
+        "mamba_lazy_spec_track_positions_cpu",
+    ),
+    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen"),
+    _first_of((f"{_SCHEDULE}:Req", "kv_committed_len"), (f"{_SCHEDULE}:ReqKvInfo", "kv_committed_len")),
+    _first_of((f"{_SCHEDULE}:Req", "owned_kv_len"), (f"{_SCHEDULE}:Req", "effective_kv_committed_len")),
+    _first_of((f"{_SCHEDULE}:Req", "mamba_pool_idx"), (f"{_SCHEDULE}:ReqKvInfo", "mamba_pool_idx")),
+    _first_of(
+        (f"{_SCHEDULE}:Req", "mamba_ping_pong_track_buffer mamba_next_track_idx mamba_last_track_seqlen"),
+        (f"{_SCHEDULE}:ReqKvInfo", "mamba_ping_pong_track_buffer mamba_next_track_idx mamba_last_track_seqlen"),
+    ),
+    _read(_RESULTS, "tree_cache"),
+    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "enable_mamba_extra_buffer supports_mamba"),
+    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "req_to_token_pool"),
+    _first_of(
+        (f"{_COMPONENTS}.mamba:MambaComponent", "cache"), (f"{_COMPONENTS}.mamba_component:MambaComponent", "cache")
+    ),
+    _first_of(
+        (f"{_COMPONENTS}.mamba:MambaComponent", "_select_finished_checkpoint"),
+        (f"{_COMPONENTS}.mamba:MambaComponent", ""),
+    ),
+    # statistics
+    _read(
+        _REPORTER,
+        "scheduler metrics_collector spec_num_forward_ct spec_num_accept_tokens is_stats_logging_rank "
+        "current_scheduler_metrics_enabled",
+    ),
+    _read("sglang.srt.managers.scheduler:Scheduler", "tp_worker running_batch metrics_reporter"),
+    _read("sglang.srt.managers.tp_worker:TpModelWorker", "model_runner"),
+    _read("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector", "labels"),
+    _read("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "internal_state"),
+)
+
+#: Server arguments that are read or decided, beside those of the guards.
+ARGUMENTS: tuple[str, ...] = (
+    "model_path",
+    "speculative_algorithm",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "speculative_num_steps",
+    "max_running_requests",
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
+    "disable_radix_cache",
 )
 
 

@@ -51,10 +51,7 @@ def require_supported_version() -> str:
     if version is None:
         raise MtpError(f"SGLang is not installed; this plugin needs {SUPPORTED}")
     if not is_supported(version):
-        raise MtpError(
-            f"SGLang {version} is installed; this plugin supports {SUPPORTED}. Install a supported version, or "
-            f"uninstall sglang-mamba-mtp (or leave it out of SGLANG_PLUGINS) to serve without it"
-        )
+        raise MtpError(f"SGLang {version} is installed; this plugin supports {SUPPORTED}")
     return version
 
 

@@ -137,7 +137,7 @@ def apply(args: Any) -> None:
 def hook_server_args(module: ModuleType) -> None:
     """Run `apply` on every ServerArgs before SGLang resolves it.
 
-    Up to 0.5.17 that is the start of `__post_init__`. Later it is `resolve_once`: there ServerArgs is a msgspec struct,
+    Up to 0.5.18 that is the start of `__post_init__`. Later it is `resolve_once`: ServerArgs becomes a msgspec struct,
     which never looks at a replaced `__post_init__`.
     """
     cls = module.ServerArgs

@@ -5,11 +5,11 @@ A patch is applied when its module is imported (at once if it is), so nothing is
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -92,26 +92,29 @@ def _with_cstddef(load_jit: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _as_if_hip(validate: Callable[..., Any]) -> Callable[..., Any]:
-    """0.5.17 asserts `is_cuda() or ... or is_hip()` inside the method: answer yes to the last during the call."""
+def _while_calling(module: str, **answers: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Replace names of ``module`` while a function of it runs: it asks for the platform in its own body."""
 
-    @contextlib.contextmanager
-    def yes_to_hip() -> Iterator[None]:
-        from sglang.srt import server_args
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked = sys.modules[module]
+            keep = {name: getattr(asked, name) for name in answers}
+            try:
+                for name, answer in answers.items():
+                    setattr(asked, name, answer)
+                return function(*args, **kwargs)
+            finally:
+                for name, value in keep.items():
+                    setattr(asked, name, value)
 
-        keep = server_args.is_hip
-        server_args.is_hip = lambda: True
-        try:
-            yield
-        finally:
-            server_args.is_hip = keep
+        return call
 
-    @functools.wraps(validate)
-    def check(*args: Any, **kwargs: Any) -> Any:
-        with yes_to_hip():
-            return validate(*args, **kwargs)
+    return around
 
-    return check
+
+def _hip_platform() -> SimpleNamespace:
+    return SimpleNamespace(is_cuda=False, is_musa=False, is_npu=False, is_hip=True, is_xpu=False)
 
 
 def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., None]:
@@ -126,6 +129,7 @@ def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., Non
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _NO_PIN = "asks for pinned memory"
+_EXTRA_BUFFER = "extra_buffer is refused on CPU; the ops here return what it needs"
 
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -190,15 +194,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "sglang.srt.server_args",
         "ServerArgs._validate_mamba_extra_buffer",
-        _as_if_hip,
-        "extra_buffer is refused on CPU; the ops here return what it needs",
+        _while_calling("sglang.srt.server_args", is_hip=lambda: True),
+        _EXTRA_BUFFER,
         True,
+    ),
+    Patch(
+        "sglang.srt.arg_groups.mamba_hook",
+        "validate_mamba_extra_buffer",
+        _while_calling("sglang.srt.arg_groups.mamba_hook", get_platform=_hip_platform),
+        _EXTRA_BUFFER,
     ),
     Patch(
         "sglang.srt.arg_groups.mamba_hook",
         "_platform_supports_mamba_cache_extra_buffer",
         _value(lambda: True),
-        "extra_buffer is refused on CPU; the ops here return what it needs",
+        _EXTRA_BUFFER,
         True,
     ),
 )

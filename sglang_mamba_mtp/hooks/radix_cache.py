@@ -1,7 +1,7 @@
 """What the radix cache is given: only slots that hold exactly the tokens of the key they are cached under.
 
 A slot about to be donated is brought up to date first. The cases in which SGLang would cache a state that is ahead of
-its key, most of them in 0.5.17 only, are closed; where a later version closes one itself the same is simply said twice.
+its key, most of them up to 0.5.21, are closed; where a later version closes one itself the same is simply said twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def forget_snapshot_past_the_key(
 ) -> None:
     """BEFORE `MambaComponent.prepare_for_caching_req`: with ``--strip-thinking-cache`` the key ends with the prompt.
 
-    A snapshot taken later is no state of it. 0.5.23 looks for an older one; without that the request has none.
+    A snapshot taken later is no state of it. From 0.5.22 on SGLang looks for an older one; else the request has none.
     """
     tracking = batches.tracking_of(req)
     last = tracking.mamba_last_track_seqlen
@@ -45,7 +45,7 @@ def drop_state_past_a_grammar(
 ) -> list[int]:
     """AROUND `_accept_grammar_tokens`: where a grammar ends inside an accepted run, SGLang drops the tokens past its
     end from the request, but they are in its state, and maybe in its snapshot: they may have crossed the boundary that
-    was tracked, and 0.5.17 counts them when it asks whether the kept ones did. So nothing of this step is cached."""
+    was tracked, and up to 0.5.21 they count when SGLang asks whether the kept ones did. So the step is not cached."""
     retained = original(processor, req, tokens)
     if not isinstance(tokens, int) and len(retained) < len(tokens):
         req.skip_radix_cache_insert = processor.tree_cache.supports_mamba() or req.skip_radix_cache_insert

@@ -72,12 +72,19 @@ def require(surfaces: Iterable[Surface]) -> None:
 
 def register(rows: Iterable[Hook]) -> None:
     """Hand ``rows`` to SGLang's registry, and make its `apply_hooks` end with our proof."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    offer(rows)
+    _prove_after_apply(HookRegistry)
+
+
+def offer(rows: Iterable[Hook]) -> None:
+    """Hand ``rows`` to SGLang's registry; whether they come to life is not asked."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for hook in rows:
         HookRegistry.register(hook.target.dotted, hook.function, HookType[hook.kind])
         _registered.append(hook)
-    _prove_after_apply(HookRegistry)
 
 
 def _prove_after_apply(registry: Any) -> None:

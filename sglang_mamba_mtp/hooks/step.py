@@ -16,7 +16,7 @@ from ..tracking import HostTracking
 def collect_track_entries(original: Callable[[Any], None], batch: Any) -> None:
     """AROUND `ScheduleBatch.prepare_for_extend`: keep on the host what SGLang only uploads.
 
-    Up to 0.5.17 the scheduler turns its lists into device tensors and drops them, and the forward then copies them
+    Up to 0.5.20 the scheduler turns its lists into device tensors and drops them, and the forward then copies them
     back, one device synchronisation each.
     """
     entries: list[Any] = []
@@ -73,8 +73,9 @@ class _Behind(contextlib.AbstractContextManager):
 def plan_behind_the_forward(original: Callable[[str], Any], device: str) -> Any:
     """AROUND `get_plan_stream`: preparing a step waits for the forward before it, whose buffers it overwrites.
 
-    0.5.23 waits itself. 0.5.17 does not: the next step's slots and rows replace this step's while its verify and its
-    commit may still read them, and sequence lengths are read before they are there.
+    From 0.5.20 on SGLang waits itself before a verify. Up to 0.5.19 it does not: the next step's slots and rows replace
+    this step's while its verify and its commit may still read them, and sequence lengths are read before they are
+    there.
     """
     stream, entered = original(device)
     return (stream, entered) if stream is None else (stream, _Behind(stream, entered))

@@ -70,13 +70,7 @@ FAST = {
 FAST_IN_EVERY_MODE = {("gdn", "nextn-tree", "extra_buffer-overlap"), ("mamba2", "ngram-tree", "extra_buffer_lazy")}
 """Those of them that run in every variant."""
 
-FAST_MIXED = {"enable_mixed_chunk": True}
-"""Running requests decode one token each in the batches of prefills; SGLang does so for NEXTN alone."""
-
-FAST_MIXED = {("gdn", "nextn-tree", "no_buffer"), ("mamba2", "nextn-chain", "no_buffer")}
-"""The strategy under which a request's own state is cached."""
-
-FEW_SLOTS = {
+FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-chain", "extra_buffer_lazy"),

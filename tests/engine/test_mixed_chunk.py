@@ -14,9 +14,9 @@ NEXTN = ("nextn-chain", "nextn-tree")
 
 
 def _check_tails(result: Result, version: str) -> None:
-    """That requests ended as tails. 0.5.17 turns mixed chunks off under speculation."""
+    """That requests ended as tails. Up to 0.5.18 SGLang turns mixed chunks off under speculation."""
     ended = result.ended_as_tails
-    assert ended == 0 if version == "0.5.17" else ended > 3, f"{ended} requests ended as tails of a prefill"
+    assert ended == 0 if version in ("0.5.17", "0.5.18") else ended > 3, f"{ended} requests ended as tails of a prefill"
 
 
 @pytest.mark.parametrize("case", cases(FAST_MIXED, NEXTN))
@@ -44,7 +44,7 @@ def test_everything_else_with_mixed_chunks(family, cache, checkpoint):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stock_is_wrong(family, checkpoint, sglang_version):
     """If this fails, SGLang counts the token of a request that ends as a tail: drop our count for that version."""
-    if sglang_version == "0.5.17":
+    if sglang_version in ("0.5.17", "0.5.18"):
         pytest.skip("mixes nothing under speculation")
     todo = [scenarios.mixed(checkpoint.vocab)]
     result = run(Case(family, "nextn-chain", "no_buffer", "off").spec(checkpoint(family), extra=MIXED), todo)
@@ -55,7 +55,7 @@ def test_stock_is_wrong(family, checkpoint, sglang_version):
 @pytest.mark.parametrize("mode", ["replay", "slots", "snapshot"])
 def test_uncounted_tail_is_seen(mode, checkpoint, sglang_version):
     """With our count taken out the comparison fails, in a state under a key that is one token short."""
-    if sglang_version == "0.5.17":
+    if sglang_version in ("0.5.17", "0.5.18"):
         pytest.skip("mixes nothing under speculation")
     case = Case("mamba2", "nextn-chain", "no_buffer", mode)
     result = run(case.spec(checkpoint("mamba2"), extra=MIXED, sabotage="uncounted_tail"), [_one_tail(checkpoint.vocab)])

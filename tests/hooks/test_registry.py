@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +20,8 @@ from sglang_mamba_mtp.compat.surfaces import HOOKED, RELIED_ON, Surface
 from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.hooks import registry
 from sglang_mamba_mtp.hooks.table import TABLE, active
+
+PACKAGE = "sglang_mamba_mtp."
 
 
 def load_plugins():
@@ -51,6 +57,35 @@ def test_a_surface_that_is_not_there_says_so(sglang, path, parameters, words):
     with pytest.raises(MtpError) as caught:
         Surface(path, (tuple(parameters.split()),)).check()
     assert all(word in str(caught.value) for word in words)
+
+
+def test_a_surface_that_has_moved_is_found_where_it_lies(sglang):
+    there, gone = "sglang.srt.server_args:ServerArgs.check_server_args", "sglang.srt.no_such_module:f"
+    moved = Surface(gone, (("self",),), (there,))
+    moved.check()
+    assert moved.dotted == there.replace(":", ".")
+    assert Surface(there, (("self",),), (gone,)).location == there
+    with pytest.raises(MtpError, match=r"no module sglang\.no_such\.package"):
+        Surface("sglang.no_such.package:f", (("self",),), (gone,)).check()
+
+
+def overrides(cls: type) -> Iterator[set[str]]:
+    """For every method of SGLang that ``cls`` has its own version of, ``module:qualname`` of SGLang's versions."""
+    ours, theirs = ([base for base in cls.__mro__ if base.__module__.startswith(root)] for root in (PACKAGE, "sglang."))
+    for name in {name for base in ours for name, value in vars(base).items() if inspect.isfunction(value)}:
+        if any(name in vars(base) for base in theirs):
+            yield {f"{base.__module__}:{base.__qualname__}.{name}" for base in theirs if name in vars(base)}
+
+
+def test_whatever_is_overridden_is_relied_on(sglang):
+    from sglang_mamba_mtp import modes
+
+    classes = {backend for mode in modes.MODES.values() for backend in mode.backends.values()}
+    classes |= {mode.pool for mode in modes.MODES.values() if mode.pool is not None}
+    assert len(classes) > 4
+    relied_on = {surface.path for surface in RELIED_ON}
+    missing = [paths for cls in classes for paths in overrides(cls) if not paths & relied_on]
+    assert not missing, f"overridden, but not in compat/surfaces.py: {missing}"
 
 
 # ---------------------------------------------------------------------------------------------------------- live rows
@@ -159,6 +194,62 @@ def test_other_versions_are_refused_with_the_supported_range(monkeypatch, instal
     with pytest.raises(SystemExit) as caught:
         plugin.register()
     assert installed in str(caught.value) and version.SUPPORTED in str(caught.value)
+
+
+def another_version():
+    """Let SGLang be of a version that is not supported, in a process that prints what it logs."""
+    version.sglang_version = lambda: "0.5.99"
+    logging.getLogger().handlers.clear()  # pytest's, which keep it
+
+
+OFF = {"by flag": (["--mamba-mtp-mode", "off"], {}), "by environment": ([], {"SGLANG_MAMBA_MTP_MODE": "off"})}
+
+
+@pytest.mark.parametrize("argv, env", OFF.values(), ids=OFF)
+def test_off_serves_stock_in_a_version_that_is_not_supported(forked, argv, env):
+    def body():
+        another_version()
+        launch("--model-path", "nowhere", *argv)
+
+    result = forked(body, **env)
+    assert result.output.count("SGLang 0.5.99") == 1 and version.SUPPORTED in result.output
+    assert "SGLang was stopped" not in result.output and "unrecognized" not in result.output
+    assert "nowhere" in result.output.partition("SGLang 0.5.99")[2]  # SGLang went on, to look for the model
+
+
+def test_another_mode_is_refused_in_a_version_that_is_not_supported(forked):
+    def body():
+        another_version()
+        launch("--model-path", "nowhere", "--mamba-mtp-mode", "slots")
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="off")
+    assert result.code == 1 and "SGLang was stopped" in result.output and "--mamba-mtp-mode off" in result.output
+
+
+def test_off_needs_no_surface_in_a_version_that_is_not_supported(forked):
+    def body():
+        from sglang.srt.server_args import ServerArgs
+
+        another_version()
+        add_cli_args = ServerArgs.add_cli_args
+        ServerArgs.add_cli_args = staticmethod(lambda parser, another=None: add_cli_args(parser))
+        load_plugins()
+        assert registry.registered() == []
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="off")
+    assert result.code == 0, result.output
+    assert "SGLang 0.5.99" in result.output and "knows no --mamba-mtp flags" in result.output
+    assert "(parser, another)" in result.output
+
+
+def test_workers_do_not_repeat_the_warning(forked):
+    def body():
+        another_version()
+        multiprocessing.parent_process = lambda: "the launcher"
+        load_plugins()
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE="off")
+    assert result.code == 0 and "0.5.99" not in result.output, result.output
 
 
 @pytest.mark.parametrize("installed", ["0.5.17", "0.5.17.post1", "0.5.20", "0.5.23", "0.5.23+cu130"])

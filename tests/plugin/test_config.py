@@ -102,6 +102,22 @@ def test_help_names_every_mode_and_variable():
     assert f"Default: {config.DEFAULT_MODE}" in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    "argv, environ, mode",
+    [
+        ("--model-path x --mamba-mtp-mode off", {}, "off"),
+        ("--mamba-mtp-mode=off --tp 2", {"SGLANG_MAMBA_MTP_MODE": "slots"}, "off"),
+        ("--model-path x", {"SGLANG_MAMBA_MTP_MODE": " off"}, "off"),
+        ("--mamba-mtp-mode slots", {"SGLANG_MAMBA_MTP_MODE": "off"}, "slots"),
+        ("--mamba-mtp-mode", {}, None),
+        ("serve --m off --mode off -h", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_mode_is_known_before_sglang_parses_its_flags(argv, environ, mode):
+    assert config.mode_asked_for(argv.split(), environ) == mode
+
+
 def test_options_of_modes_exist():
     for mode in config.MODES.values():
         assert mode.options <= set(OPTIONS)

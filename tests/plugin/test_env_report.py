@@ -36,6 +36,29 @@ def test_everything_in_order(sglang):
     assert "MISSING" not in result.output and "NOT LIVE" not in result.output
 
 
+def test_the_kernels_of_sglang_are_found_under_either_name(monkeypatch):
+    """`sglang-kernel` in every supported version, `sgl-kernel` in others."""
+    import importlib.metadata
+
+    for there in ({"sglang-kernel": "0.4.5"}, {"sgl-kernel": "0.3"}, {"sglang-kernel": "0.4.10", "sgl-kernel": "0.3"}):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, there=there: _version(name, there))
+        name, version = next(iter(there.items()))
+        rows = dict(env_report.versions())
+        assert rows[name] == version and len({"sglang-kernel", "sgl-kernel"} & set(rows)) == 1
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: _version(name, {}))
+    assert dict(env_report.versions())["sglang-kernel"] == "not installed"
+
+
+def _version(name, there):
+    if name not in there:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return there[name]
+
+
+def test_the_installed_kernels_of_sglang_are_named(sglang):
+    assert dict(env_report.versions())["sglang-kernel"][0].isdigit()
+
+
 def test_unsupported_version(sglang):
     result = run_in_fork({"sglang_mamba_mtp.compat.version.sglang_version": lambda: "0.4.0"})
     assert result.code == 0

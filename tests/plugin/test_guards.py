@@ -15,6 +15,8 @@ from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.families.table import FAMILIES
 from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY
 
+from ..arguments import arguments_read
+
 
 def arguments(**changed) -> SimpleNamespace:
     """Resolved arguments of an ordinary speculative server."""
@@ -70,6 +72,7 @@ REFUSED = [
     ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout True"),
     ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache True"),
     ({"enable_lmcache": True}, "--enable-lmcache True"),
+    ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
     ({"enable_streaming_session": True}, "--enable-streaming-session True"),
     ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap True"),
     ({"use_ray": True}, "--use-ray True"),
@@ -80,11 +83,6 @@ REFUSED = [
         "--cuda-graph-backend-decode breakable",
     ),
 ]
-
-if startup.has_external_cache_linker():
-    REFUSED.append(
-        ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
-    )
 
 NODES_65 = {"speculative_num_draft_tokens": 65}
 
@@ -210,6 +208,12 @@ def test_a_missing_argument_is_refused_not_ignored():
         guards.declined(args, COMMON, names.GDN)
 
 
+def test_an_argument_that_only_some_versions_have_may_be_missing():
+    args = arguments()
+    del args.enable_unified_cache_external_linker
+    assert guards.declined(args, COMMON, names.GDN) == []
+
+
 def test_check_lists_everything_and_the_off_switch(monkeypatch):
     monkeypatch.setattr(startup, "resolved", lambda args: args)
     monkeypatch.setenv("SGLANG_MAMBA_MTP_WINDOW", "1000")
@@ -226,13 +230,5 @@ def test_arguments_exist_in_this_sglang(sglang):
     from sglang.srt.server_args import ServerArgs
 
     fields = getattr(ServerArgs, "__dataclass_fields__", None) or getattr(ServerArgs, "__struct_fields__", ())
-    read = set()
-
-    class Recorder:
-        def __getattr__(self, name):
-            read.add(name)
-            return name != "speculative_adaptive"  # else a file of settings would be read
-
-    for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY:
-        guard.value(Recorder())
+    read = arguments_read(guard for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY if not guard.optional)
     assert read and read <= set(fields), read - set(fields)

@@ -56,10 +56,10 @@ def stocks(kernel: Any, dtype: str, state: str, tree: bool, block_v: int) -> Any
 
 def main() -> int:
     module = stock_module()
-    version = stock_version(module)
+    version = stock_version()
     kernel = module.fused_sigmoid_gating_delta_rule_update_kernel
     same = True
-    for batch in (8, 128) if version >= (0, 5, 23) else (8,):
+    for batch in (8, 128) if version >= (0, 5, 22) else (8,):
         for dtype, state, tree in (
             ("fp32", "fp32", False),
             ("bf16", "fp32", False),

@@ -1,8 +1,9 @@
-"""SGLang's own verify kernel, as its backend calls it: chain and tree, a state a node into an intermediate buffer."""
+"""SGLang's own verify kernel, as its backend calls it: chain and tree, the state after each node into a buffer."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from .slots_case import SlotsCase
 
-# 0.5.23, 0.5.17
+# from 0.5.23 on, up to 0.5.22
 MODULES = (
     "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent",
     "sglang.kernels.ops.attention.fla.fused_sigmoid_gating_recurrent",
@@ -31,9 +32,9 @@ def stock_module() -> ModuleType:
     pytest.skip("no stock kernel: " + "; ".join(reasons))
 
 
-def stock_version(module: ModuleType) -> tuple[int, int, int]:
-    """The version `module` is of: the older keeps its kernels elsewhere."""
-    return (0, 5, 17) if module.__name__ == MODULES[1] else (0, 5, 23)
+def stock_version() -> tuple[int, ...]:
+    """The version that is installed."""
+    return tuple(int(part) for part in importlib.metadata.version("sglang").split("+")[0].split(".")[:3])
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def _divided_by_norm(x):
 
 
 def normalise_as(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give our kernel 0.5.17's x / n where that is stock's: in the interpreter it is not x * (1 / n), as on a GPU."""
+    """Give our kernel x / n where that is stock's, up to 0.5.21: only on a GPU is it x * (1 / n) to the last bit."""
     if "b_k / (tl.sqrt(" in inspect.getsource(module):
         monkeypatch.setattr("mamba_mtp_kernels.gdn.verify_slots._normalised", _divided_by_norm)
 

@@ -170,7 +170,7 @@ def test_same_bits_as_stock(
         orders=[VK] * 3 if either else None, device=device, seed=K,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
-    ours = case.run(implementation("triton"), sglang=stock_version(module))
+    ours = case.run(implementation("triton"), sglang=stock_version())
     assert_same_bits("o", ours, theirs)
     assert_same_bits("states", case.states_written(), states)
 
