@@ -54,6 +54,7 @@ def _register() -> None:
 
     from .hooks import flags, registry
 
+    flags.take_engine_keywords()
     mode = config.current().mode
     if mode == names.OFF:
         registry.require(hook.target for hook in flags.HOOKS)

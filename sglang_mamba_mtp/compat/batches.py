@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from ..names import GDN
@@ -110,3 +111,8 @@ def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
     """Whether a verify in flight may take ``req`` past a multiple of ``interval``, as SGLang counts it."""
     module = importlib.import_module("sglang.srt.managers.schedule_batch")
     return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
+
+
+def slot_siblings(mamba_pool: Any) -> Sequence[Any]:
+    """What else SGLang keeps by state slot and copies with it (``copy_slots(src, dst)``); nothing in 0.5.17."""
+    return getattr(mamba_pool, "_slot_siblings", ())

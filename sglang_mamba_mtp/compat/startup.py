@@ -7,6 +7,7 @@ from typing import Any
 
 from ..costs.weights import ModelSize, model_size
 from ..names import GDN, MAMBA2
+from .version import version_numbers
 
 # -------------------------------------------------------------------------------------------------- server arguments
 
@@ -178,3 +179,11 @@ def kv_bytes_per_token(model_config: Any, dtype: Any) -> int:
 def attention_ranks() -> int:
     """Ranks among which heads are divided."""
     return int(importlib.import_module("sglang.srt.runtime_context").get_parallel().attn_tp_size)
+
+
+def replayssm_record(nodes: int) -> int:
+    """Tokens that `--enable-linear-replayssm-spec` keeps of a GDN request: up to 0.5.19 the longest draft, later a
+    ring, which nothing but SGLang's sizing shows."""
+    if version_numbers() < (0, 5, 20):
+        return nodes
+    return int(_configurator_module().get_exec().mamba.linear_replayssm_cache_len)

@@ -15,7 +15,7 @@ class Counts:
     """Running totals since the server's start.
 
     Attributes
-        values: int64 [4] on the pool's device, in the order of `COUNTED`; only ever written on the stream that folds.
+        values: int64 [4] on the pool's device, in the order of `COUNTED`; written on the stream that folds.
     """
 
     def __init__(self, device: torch.device) -> None:

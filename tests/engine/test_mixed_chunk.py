@@ -27,7 +27,9 @@ def test_mixed_chunk(case: Case, checkpoint, sglang_version):
     _check_tails(result, sglang_version)
     check_equal(result, todo)
     follow_ups = {key: outcome.cached_tokens for key, outcome in result.outcomes.items() if "/f_" in key}
-    assert min(follow_ups.values()) > 0, f"no prefix hits in {follow_ups}"
+    hits = sum(cached > 0 for cached in follow_ups.values())
+    # with a buffer there is a hit only where a prefill's chunk has a boundary to snapshot at
+    assert hits == len(follow_ups) if case.cache == "no_buffer" else hits > 0, f"prefix hits: {follow_ups}"
 
 
 @pytest.mark.slow

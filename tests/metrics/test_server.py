@@ -37,7 +37,7 @@ class Watched:
         self.log = server.log.read_text(errors="replace")
 
     def _ask(self) -> None:
-        body = {"sampling_params": {"max_new_tokens": 96, "temperature": 0, "ignore_eos": True}}
+        body = {"sampling_params": {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}}
         asked = [
             threading.Thread(
                 target=self.server.post, args=("/generate", body | {"text": f"Tom has {n} apples and buys {n}."})
@@ -48,7 +48,7 @@ class Watched:
             thread.start()
         while any(thread.is_alive() for thread in asked):
             self.while_running.append(self.scrape())
-            asked[0].join(0.3)
+            asked[0].join(0.05)
 
     def scrape(self) -> dict[str, float]:
         """``/metrics`` as Prometheus' own parser reads it: value by name; every sample of this server has one."""

@@ -1,0 +1,275 @@
+"""What a server would have room for and when speculation pays, worked out from a model's configuration.
+
+Sizes are SGLang's own arithmetic (`compat.planning`) and this plugin's (`state.sizing`); break-even is an estimate
+(`costs.step`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import config, names
+from .compat import planning, startup
+from .costs.step import Drafting, StepModel, machine_named, state_traffic
+from .errors import MtpError
+from .families.table import FAMILIES
+from .state import sizing
+from .state.window import WindowShape
+
+GIB, MIB = 1 << 30, 1 << 20
+#: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
+STRATEGIES = ("extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
+AS_MANY_AS_FIT = 4096
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of serving: its ``flags`` beside those all share, whether it ``speculates``, and which families it is
+    offered for (None: all)."""
+
+    name: str
+    mode: str
+    flags: tuple[str, ...] = ()
+    speculates: bool = True
+    replayssm: bool = False
+    families: tuple[str, ...] | None = None
+
+
+WAYS = (
+    Way("no speculation", names.OFF, speculates=False),
+    Way("SGLang's verify", names.OFF, ("--mamba-mtp-mode", names.OFF)),
+    Way(
+        "ReplaySSM flag",
+        names.OFF,
+        ("--mamba-mtp-mode", names.OFF, "--enable-linear-replayssm-spec"),
+        replayssm=True,
+        families=(names.GDN,),
+    ),
+    Way("slots", names.SLOTS, ("--mamba-mtp-mode", names.SLOTS)),
+    Way("replay", names.REPLAY),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way of serving has room for. Bytes are those of one rank.
+
+    Attributes
+        way, strategy: as in `WAYS` and `STRATEGIES`.
+        slots: state slots; requests: the most that run at a time; tokens: of the KV cache.
+        request_bytes: recurrent state of a running request, its share of slots and what speculation holds for it.
+        break_even: accept length at which a full batch is as fast as without speculation; None without.
+        why: why it cannot be served; the numbers are then 0.
+    """
+
+    way: str
+    strategy: str
+    slots: int = 0
+    requests: int = 0
+    tokens: int = 0
+    request_bytes: int = 0
+    break_even: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All of it: ``slot_bytes`` is the state of one slot on a rank, ``memory`` the GiB of a rank for pools."""
+
+    model: str
+    family: str
+    slot_bytes: int
+    weights: float
+    weights_from: str
+    memory: float
+    rows: tuple[Row, ...]
+    launch: str
+
+
+def advise(options: argparse.Namespace) -> Advice:
+    """Work everything out.
+
+    Raises
+        MtpError: the model is not one the plugin serves, has no configuration, or its weights do not fit.
+    """
+
+    folder = Path(options.model_path)
+    if (folder.is_absolute() or folder.exists()) and not (folder / "config.json").is_file():
+        raise MtpError(f"--model-path {folder}: there is no config.json")
+    if options.window is not None:
+        os.environ[config.OPTIONS["window"].env] = str(options.window)
+    plain = planning.Setting(
+        model=options.model_path,
+        ranks=options.tp,
+        nodes=options.draft_nodes,
+        topk=options.topk,
+        max_requests=options.max_running_requests or AS_MANY_AS_FIT,
+        dtype=options.dtype,
+        state_dtype=options.state_dtype,
+        context=options.context_len,
+        trust_remote_code=options.trust_remote_code,
+    )
+    with planning.configurator(replace(plain, strategy=None)) as found:
+        family, kind = startup.linear_family(found.model_config)
+        if family is None:
+            raise MtpError(
+                f"--model-path {options.model_path} is no model this plugin serves ({kind}): SGLang serves it unchanged"
+            )
+        slot_bytes = startup.cache_params(found.model_config).mamba_cache_per_req
+        weights, weights_from = _weights(options, found.model_config)
+    memory = options.gpu_memory * options.mem_fraction_static - weights / options.tp
+    if memory <= 0:
+        raise MtpError(
+            f"{weights:.1f} GiB of weights ({weights_from}) on {options.tp} rank(s) do not fit into "
+            f"{options.mem_fraction_static} of {options.gpu_memory:g} GiB: raise --tp, --gpu-memory or "
+            f"--mem-fraction-static"
+        )
+    rows = tuple(_rows(options, plain, family, memory, weights))
+    launch = _launch_line(options, rows)
+    return Advice(options.model_path, kind, slot_bytes, weights, weights_from, memory, rows, launch)
+
+
+def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, weights: float) -> Iterator[Row]:
+    ways = [way for way in WAYS if way.families is None or family in way.families]
+    if options.mode is not None:
+        ways = [way for way in ways if way.mode in (names.OFF, options.mode)]
+    if options.radix_strategy:
+        strategies: tuple[str, ...] = (options.radix_strategy,)
+    else:
+        strategies = STRATEGIES if options.max_running_requests else STRATEGIES[:-1]
+    for strategy in strategies:
+        for way in ways:
+            if way.replayssm and options.topk > 1:
+                continue  # chains only
+            setting = replace(
+                plain,
+                strategy=None if strategy == "none" else strategy,
+                overlap=strategy != "no_buffer",
+                algorithm=options.algorithm if way.speculates else None,
+                replayssm=way.replayssm,
+            )
+            try:
+                yield _row(options, setting, way, strategy, family, memory, weights)
+            except (MtpError, RuntimeError) as error:
+                yield Row(way.name, strategy, why=str(error).strip().split("\n")[0])
+
+
+def _row(
+    options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
+) -> Row:
+    with planning.configurator(setting) as found:
+        size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
+        if way.mode == names.REPLAY:
+            rest = sizing.size_with_windows(size, found, memory, family)
+        else:
+            rest = size(found, memory)
+        slots = int(startup.schedule().max_mamba_cache_size)
+        if rest <= 0:
+            raise MtpError("nothing is left for the KV cache")
+        tokens = found.config_from_budget(int(rest * GIB)).max_total_num_tokens
+        requests = found.resolve_max_num_reqs(tokens)
+        slot = startup.cache_params(found.model_config).mamba_cache_per_req
+        beside = _speculative_bytes(found, way, family, setting.nodes, slot) if way.speculates else 0
+        return Row(
+            way.name,
+            strategy,
+            slots=slots,
+            requests=requests,
+            tokens=int(tokens),
+            request_bytes=ratio * slot + beside,
+            break_even=_break_even(options, found, way, requests, slot, weights) if way.speculates else None,
+        )
+
+
+def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int) -> int:
+    """What speculation holds for one running request."""
+    params = startup.cache_params(found.model_config)
+    if way.replayssm:
+        return int(params.replayssm_ring_bytes_per_req(record_len=startup.replayssm_record(nodes)))
+    if way.mode != names.REPLAY:
+        return nodes * slot
+    return WindowShape.of(
+        FAMILIES[family],
+        params,
+        layers=len(params.layers),
+        nodes=nodes,
+        threshold=config.current().window,
+        dtype=found.model_config.dtype,
+    ).bytes_per_row()
+
+
+def _break_even(
+    options: argparse.Namespace, found: Any, way: Way, requests: int, slot: int, weights: float
+) -> float | None:
+    ngram = options.algorithm.upper() == "NGRAM"
+    chain = options.topk == 1 and not ngram
+    drafting = Drafting(options.draft_nodes, chain, 0 if ngram else max(1, options.draft_nodes - 1))
+    try:
+        size = startup.size_of_model(found.model_config)
+    except ValueError:
+        return None
+    model = StepModel(
+        size=size,
+        parameter_bytes=weights * GIB / size.total,
+        state_bytes=slot * options.tp,
+        kv_bytes=startup.kv_bytes_per_token(found.model_config, found.kv_cache_dtype),
+        ranks=options.tp,
+        machine=machine_named(options.gpu),
+    )
+    mode = names.REPLAY if way.replayssm else way.mode  # it, too, reads a state once and seldom writes it
+    traffic = state_traffic(mode, drafting, config.current().window)
+    return model.break_even(requests, options.request_tokens, drafting, traffic)
+
+
+def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str]:
+    """GiB of the model's files, and where that is from."""
+    if options.weights is not None:
+        return options.weights, "as given"
+    folder = Path(options.model_path)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        size = json.loads(index.read_text()).get("metadata", {}).get("total_size")
+        if size:
+            return int(size) / GIB, index.name
+    held = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    if held:
+        return held / GIB, "the model's files"
+
+    try:
+        size = startup.size_of_model(model_config)
+    except ValueError as error:
+        raise MtpError(f"{error}: say with --weights how many GiB the model's files take") from error
+    return size.total * model_config.dtype.itemsize / GIB, "counted from config.json"
+
+
+def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
+    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice."""
+    ways = {way.name: way for way in WAYS}
+    ours = [row for row in rows if not row.why and ways[row.way].mode != names.OFF]
+    if not ours:
+        raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
+    overlapping = [row for row in ours if row.strategy != "no_buffer"]
+    best = max(overlapping or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
+    line = ["python -m sglang.launch_server --model-path", options.model_path]
+    line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
+    line += ["--max-running-requests", str(best.requests)]
+    line += ["--disable-radix-cache"] if best.strategy == "none" else ["--mamba-radix-cache-strategy", best.strategy]
+    line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
+    line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]
+    if options.algorithm.upper() != "NGRAM":
+        line += ["--speculative-num-steps", str(max(1, options.draft_nodes - 1))]
+        line += ["--speculative-eagle-topk", str(options.topk)]
+    for flag, value in (
+        ("--dtype", options.dtype if options.dtype != "auto" else None),
+        ("--mamba-ssm-dtype", options.state_dtype),
+        ("--context-length", options.context_len),
+        ("--mamba-mtp-window", options.window if ways[best.way].mode == names.REPLAY else None),
+    ):
+        line += [flag, str(value)] if value is not None else []
+    return " ".join([*line, *ways[best.way].flags])

@@ -1,0 +1,110 @@
+"""``python -m sglang_mamba_mtp.advise --model-path MODEL --gpu-memory 80 --tp 2``: what a server would have room for.
+
+State bytes of a request, running requests and KV tokens for each way of serving and each strategy of the prefix cache;
+the accept length from which on speculation pays; the line to launch. Needs config.json: no GPU, no weights. Sizes are
+SGLang's own arithmetic (`compat.planning`) and this plugin's (`state.sizing`), so a server that is given the same
+memory has the same slots and requests. Break-even is an estimate (`costs.step`).
+
+What SGLang would measure is given instead: ``--gpu-memory`` a GPU, of which ``--mem-fraction-static`` is for weights
+and pools, and ``--weights`` the model's files (looked up, or counted from the configuration). A CUDA context, NCCL's
+buffers and a draft model of its own take more; add them to ``--weights`` for figures to the slot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from . import cpu, names
+from .advice import MIB, STRATEGIES, Advice, advise
+from .errors import MtpError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m sglang_mamba_mtp.advise",
+        description="What a server of a hybrid model would have room for, and when speculation pays. Needs no GPU.",
+    )
+    add = made.add_argument
+    add("--model-path", required=True, help="a folder with config.json, or a name that SGLang can look up")
+    add("--gpu-memory", type=_positive, required=True, metavar="GIB", help="memory of one GPU")
+    add("--mem-fraction-static", type=_positive, default=0.85, help="share of it for weights and pools (default 0.85)")
+    add("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
+    add("--weights", type=_positive, metavar="GIB", help="size of the model's files; looked up or counted by default")
+    add("--mode", choices=(names.REPLAY, names.SLOTS), help="only this mode of the plugin, beside SGLang's own ways")
+    add("--algorithm", default="NEXTN", help="how drafts are made: NEXTN (default), NGRAM, EAGLE, ...")
+    add("--draft-nodes", type=int, default=4, help="draft nodes of a verify, the root included (default 4)")
+    add("--topk", type=int, default=1, help="branches a step; 1 (default) is a chain")
+    add("--window", type=int, help="--mamba-mtp-window (default 8)")
+    add("--radix-strategy", choices=STRATEGIES, help="only this strategy; none is --disable-radix-cache")
+    add("--state-dtype", choices=("float32", "bfloat16", "float16"), help="--mamba-ssm-dtype")
+    add("--dtype", default="auto", help="--dtype (default auto)")
+    add("--context-len", type=int, help="--context-length")
+    add("--max-running-requests", type=int, help="requests asked for (default: as many as fit)")
+    add("--request-tokens", type=int, default=2048, help="tokens of a typical request, for break-even (default 2048)")
+    add("--gpu", default="H100", help="name of the GPU, for break-even (default H100)")
+    add("--trust-remote-code", action="store_true", help="as SGLang's")
+    add("--json", action="store_true", help="for programs")
+    return made
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return value
+
+
+def text(advice: Advice, options: argparse.Namespace) -> str:
+    """For people."""
+    lines = [
+        f"{advice.model}: {advice.family}, {advice.slot_bytes / MIB:.1f} MiB of state a slot on each of {options.tp} "
+        f"rank(s); {advice.weights:.1f} GiB of weights ({advice.weights_from}); {advice.memory:.1f} GiB a rank for "
+        f"states and KV cache",
+        "",
+        f"{'prefix cache':<18}{'verify':<17}{'slots':>8}{'requests':>10}{'KV tokens':>12}{'state a request':>17}"
+        f"{'break-even':>12}",
+    ]
+    for row in advice.rows:
+        start = f"{row.strategy:<18}{row.way:<17}"
+        if row.why:
+            lines.append(f"{start}  {row.why}")
+            continue
+        even = "" if row.break_even is None else f"{max(1.0, row.break_even):.1f}"
+        lines.append(
+            f"{start}{row.slots:>8}{row.requests:>10}{row.tokens:>12,}{row.request_bytes / MIB:>13.1f} MiB{even:>12}"
+        )
+    lines += [
+        "",
+        f"break-even: accept length at which a full batch of requests of {options.request_tokens} tokens is as fast as "
+        f"without speculation, on a {options.gpu}; an estimate",
+        "",
+        "To serve the most requests:",
+        f"  {advice.launch}",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the advice; the exit status is 0, or 1 with a message."""
+    options = parser().parse_args(argv)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    cpu.install()
+    try:
+        advice = advise(options)
+    except MtpError as error:
+        print(f"mamba-mtp: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(advice), indent=2) if options.json else text(advice, options))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

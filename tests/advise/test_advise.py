@@ -1,0 +1,163 @@
+"""Advice against the server that follows it, on a CPU with a given amount of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sglang_mamba_mtp import advice as arithmetic
+from sglang_mamba_mtp import advise
+from sglang_mamba_mtp.cpu.defaults import CONV_DTYPE
+
+MODELS = Path(__file__).parents[2] / "launch" / "models"
+FAMILIES = {"gdn": MODELS / "tiny-gdn", "mamba2": MODELS / "tiny-mamba2"}
+MEMORY, FRACTION = 0.125, 0.75  # GiB
+NODES = 4
+WAYS = {"no speculation": "off", "SGLang's verify": "off", "slots": "slots", "replay": "replay"}
+
+pytestmark = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="forks CPU engines")
+
+
+def weights(model: Path) -> float:
+    return (model / "model.safetensors").stat().st_size / arithmetic.GIB
+
+
+def told(output: str, mark: str) -> dict:
+    (line,) = [line for line in output.splitlines() if line.startswith(mark)]
+    return json.loads(line.removeprefix(mark))
+
+
+@pytest.fixture(scope="module")
+def advice(forked):
+    """``advice(family)`` is what the command says, by way of serving; asked once a family."""
+    cache: dict[str, dict] = {}
+
+    def ask(family: str) -> dict:
+        if family not in cache:
+            argv = ["--model-path", str(FAMILIES[family]), "--gpu-memory", str(MEMORY), "--dtype", "float32", "--json"]
+            argv += ["--mem-fraction-static", str(FRACTION), "--radix-strategy", "extra_buffer"]
+            argv += ["--max-running-requests", "64"]
+
+            def body():
+                options = advise.parser().parse_args(argv)
+                found = arithmetic.advise(options)
+                print("advice:", json.dumps(advise.asdict(found) | {"text": advise.text(found, options)}))
+
+            result = forked(body, **{CONV_DTYPE: "float32"})
+            assert result.code == 0, result.output
+            cache[family] = told(result.output, "advice: ")
+        return cache[family]
+
+    return ask
+
+
+def serve(family: str, way: str) -> dict:
+    """Slots, requests and tokens of a scheduler that finds `MEMORY` GiB, less its weights."""
+    from sglang.srt.mem_cache import kv_cache_configurator as module
+    from sglang.srt.plugins import load_plugins
+
+    from sglang_mamba_mtp.cpu import defaults
+    from tests.engine.child import build_scheduler
+    from tests.engine.spec import EngineSpec
+
+    by_hand = ("max_total_tokens", "max_mamba_cache_size")
+    defaults.DEFAULTS = tuple(default for default in defaults.DEFAULTS if default.name not in by_hand)
+    profile = module.KVCacheConfigurator._profile_available_bytes
+    left = MEMORY - weights(FAMILIES[family])
+    module.get_available_gpu_memory = lambda *args, **kwargs: left
+    module.KVCacheConfigurator._profile_available_bytes = lambda self, before: profile(self, MEMORY)
+    load_plugins()
+    spec = EngineSpec(
+        model=str(FAMILIES[family]),
+        spec=None if way == "no speculation" else "NEXTN",
+        steps=NODES - 1,
+        draft_tokens=NODES,
+        radix="extra_buffer",
+        overlap=True,
+        max_running_requests=64,
+        extra={
+            **dict.fromkeys(by_hand),
+            "mem_fraction_static": FRACTION,
+            "mamba_track_interval": 256,
+            "chunked_prefill_size": 256,
+        },
+    )
+    scheduler = build_scheduler(spec)
+    return {
+        "slots": scheduler.req_to_token_pool.mamba_pool.size,
+        "requests": scheduler.max_running_requests,
+        "tokens": scheduler.max_total_num_tokens,
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_server_has_what_was_advised(forked, advice, family, way):
+    result = forked(
+        lambda: print("served:", json.dumps(serve(family, way))),
+        SGLANG_MAMBA_MTP_MODE=WAYS[way],
+        **{CONV_DTYPE: "float32"},
+    )
+    assert result.code == 0, result.output[-3000:]
+    served = told(result.output, "served: ")
+    (row,) = [row for row in advice(family)["rows"] if row["way"] == way]
+    assert served == {name: row[name] for name in served}
+    assert row["requests"] > 1
+
+
+def test_what_the_ways_cost(advice):
+    """Replay holds least of all that speculate, so it has the most requests; the line to launch is a server's."""
+    told = advice("gdn")
+    rows = {row["way"]: row for row in told["rows"]}
+    assert told["weights_from"] == "the model's files" and told["family"] == "GDN"
+    speculating = [rows[way] for way in ("replay", "slots", "SGLang's verify")]
+    assert min(speculating, key=lambda row: row["request_bytes"]) is rows["replay"]
+    assert max(speculating, key=lambda row: row["requests"]) is rows["replay"]
+    assert rows["slots"]["request_bytes"] == rows["no speculation"]["request_bytes"] + NODES * told["slot_bytes"]
+    assert rows["no speculation"]["break_even"] is None
+    assert rows["replay"]["break_even"] < rows["slots"]["break_even"] < rows["SGLang's verify"]["break_even"]
+    launch = told["launch"].split()
+    assert launch[launch.index("--max-running-requests") + 1] == str(rows["replay"]["requests"])
+    assert "--mamba-radix-cache-strategy extra_buffer" in told["launch"]
+    (line,) = [line for line in told["text"].splitlines() if line.startswith("extra_buffer") and "replay" in line]
+    assert line.split()[2:4] == [str(rows["replay"]["slots"]), str(rows["replay"]["requests"])]
+    assert told["text"].endswith(told["launch"])
+
+
+def test_refusals(forked, tmp_path):
+    """Without a traceback, naming what was typed."""
+    (tmp_path / "dense").mkdir()
+    dense = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "dense" / "config.json").write_text(json.dumps(dense))
+    cases = {
+        (str(tmp_path / "dense"), "80"): "no model this plugin serves (dense)",
+        (str(tmp_path), "80"): "there is no config.json",
+        (str(FAMILIES["gdn"]), "0.001"): "do not fit",
+    }
+    for (model, memory), words in cases.items():
+        result = forked(lambda m=model, g=memory: advise_main("--model-path", m, "--gpu-memory", g))
+        assert result.code == 1 and words in result.output and "Traceback" not in result.output, result.output
+
+
+def advise_main(*argv: str) -> None:
+    raise SystemExit(advise.main(argv))
+
+
+def test_a_bad_number_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        advise.parser().parse_args(["--model-path", "m", "--gpu-memory", "-1"])
+    assert stop.value.code == 2 and "expected a number above 0" in capsys.readouterr().err

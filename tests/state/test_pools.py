@@ -1,0 +1,62 @@
+"""The mamba pools of our modes, beside what the random lives of tests/stateful show of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.usefixtures("sglang")
+
+SLOTS = 64
+
+
+def make_pool(device: str):
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+
+    from sglang_mamba_mtp.state.pools import ReplayPool
+
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=512, n_groups=4, num_heads=4, head_dim=128, state_size=128, conv_kernel=4
+    )
+    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32)
+    params = Mamba2CacheParams(shape=shape, layers=[0, 1, 2], dtype=dtype)
+    return ReplayPool(
+        size=SLOTS,
+        spec_state_size=4,
+        cache_params=params,
+        mamba_layer_ids=[0, 1, 2],
+        device=device,
+        speculative_num_draft_tokens=4,
+    )
+
+
+def check_copies(device: str) -> int:
+    """Copy half of the slots to the others. Returns the bytes that took beside the pool."""
+    pool = make_pool(device)
+    cache = pool.mamba_cache
+    for states in (cache.temporal, *cache.conv):
+        states.copy_(torch.randn(states.shape, device=device))
+    half = SLOTS // 2
+    src, dst = torch.arange(1, half + 1, device=device), torch.arange(half + 1, SLOTS + 1, device=device)
+    before = [states.clone() for states in (cache.temporal, *cache.conv)]
+    taken = 0
+    if device == "cuda":
+        pool.copy_from(src[:1], dst[:1])  # compiles
+        torch.cuda.reset_peak_memory_stats()
+        taken = -torch.cuda.memory_allocated()
+    pool.copy_from(src, dst)
+    if device == "cuda":
+        taken += torch.cuda.max_memory_allocated()
+    for states, old in zip((cache.temporal, *cache.conv), before, strict=True):
+        assert torch.equal(states[:, dst], old[:, src]) and torch.equal(states[:, : half + 1], old[:, : half + 1])
+    return taken
+
+
+def test_copies_go_to_their_slots_and_nowhere_else():
+    check_copies("cpu")
+
+
+@pytest.mark.gpu
+def test_many_copies_take_no_memory():
+    """SGLang's own copy holds every state copied a second time: a server full of slots has no room for that."""
+    assert check_copies("cuda") < 1 << 20

@@ -1,0 +1,386 @@
+"""SGLang's own checks of a running server with speculation: few-shot GSM8K, KL divergence, caching, the HTTP contract.
+
+One server a configuration, started as SGLang's tests start theirs. By default the tiny models with a handful of
+questions, float32 on a CPU; ``--slow`` runs every mode. Any other model by environment:
+
+    TEST_GSM8K_MODEL=Qwen/Qwen3-Next-80B-A3B-Instruct TEST_GSM8K_ARGS="--tp 4" TEST_GSM8K_ACCURACY=0.93 \\
+        python -m pytest tests/test_few_shot_gsm8k.py
+
+TEST_GSM8K_ARGS      more flags of the server, which win over those here
+TEST_GSM8K_DATA      GSM8K's test.jsonl (by default the tiny models' data)
+TEST_GSM8K_QUESTIONS how many of its lines are asked, worked examples included
+TEST_GSM8K_ACCURACY  the least share of right answers
+TEST_GSM8K_KL        the largest mean KL divergence, in nats (by default SGLang's for chains)
+TEST_GSM8K_RECORD    a file to which every figure is appended, a line of JSON each
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import io
+import json
+import os
+import random
+import re
+import shlex
+import socket
+import sys
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
+
+LAUNCH = Path(__file__).parents[1] / "launch"
+SHOTS = 5
+GPU = os.path.exists("/dev/nvidiactl")
+
+#: The largest mean KL divergence between decoding and prefilling that SGLang's tests of Qwen3-Next allow; float32 on a
+#: CPU is held to less.
+KL_CHAIN, KL_TREE = (0.0025, 0.008) if GPU else (1e-8, 1e-8)
+
+NEXTN = "--speculative-algorithm NEXTN --speculative-num-steps 3"
+CHAIN = f"{NEXTN} --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+TREE = f"{NEXTN} --speculative-eagle-topk 3 --speculative-num-draft-tokens 8"
+NGRAM = "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8 --speculative-ngram-max-bfs-breadth"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server.
+
+    flags: beside model, host and port. mode: the plugin's, None for its default. chunk: prefilling and decoding cache
+    the states of lengths that are multiples of it. kl: of decoding against prefilling, in nats, at most.
+    accept_length: tokens a verify, at least. data: None for the tiny models'.
+    """
+
+    model: str
+    flags: str
+    mode: str | None = None
+    kl: float = KL_CHAIN
+    chunk: int = 64
+    accuracy: float = 0.9
+    accept_length: float = 1.0
+    questions: int = 12
+    data: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """Flags of the server, model, host and port aside."""
+        cache = f"--mamba-radix-cache-strategy extra_buffer --mamba-track-interval {self.chunk}"
+        mode = "" if self.mode is None else f"--mamba-mtp-mode {self.mode}"
+        return shlex.split(f"--random-seed 0 {cache} {mode} {self.flags}")
+
+
+def tiny(family: str, flags: str, mode: str | None = None, **fields: Any) -> Case:
+    """A tiny model. The chunk of GDN is SGLang's, that of Mamba2 the model's, and made shorter here."""
+    device = "--device cpu --dtype float32 --max-running-requests 16"
+    if GPU:
+        device = (
+            "--sampling-backend pytorch --max-total-tokens 65536 --max-running-requests 16 --max-mamba-cache-size 96"
+        )
+        device += " --attention-backend triton" if family == "gdn" else ""
+    if family == "mamba2":
+        device += """ --json-model-override-args '{"mamba_chunk_size":16}'"""
+    fields.setdefault("accept_length", 2.5 if NEXTN in flags else 1.2)
+    fields.setdefault("chunk", {"gdn": 64, "mamba2": 16}[family])
+    return Case(str(LAUNCH / "models" / f"tiny-{family}"), f"{flags} {device}", mode, **fields)
+
+
+def cases() -> list[Any]:
+    """What is served, as parameters of `server`."""
+    given = os.environ.get("TEST_GSM8K_MODEL")
+    if given:
+        data = os.environ.get("TEST_GSM8K_DATA")
+        case = Case(
+            given,
+            f"{CHAIN} {os.environ.get('TEST_GSM8K_ARGS', '')}",
+            kl=float(os.environ.get("TEST_GSM8K_KL", KL_CHAIN)),
+            accuracy=float(os.environ.get("TEST_GSM8K_ACCURACY", 0.9)),
+            questions=int(os.environ.get("TEST_GSM8K_QUESTIONS", 200)),
+            data=Path(data) if data else None,
+        )
+        return [pytest.param(case, id=Path(given).name)]
+    fast = {
+        "gdn-chain": tiny("gdn", CHAIN),
+        "mamba2-tree": tiny("mamba2", TREE, kl=KL_TREE),
+    }
+    slow = {
+        f"{family}-{shape}-{mode}": tiny(family, flags, mode, kl=kl, questions=45)
+        for family in ("gdn", "mamba2")
+        for shape, flags, kl in (("chain", CHAIN, KL_CHAIN), ("tree", TREE, KL_TREE), ("ngram", f"{NGRAM} 4", KL_TREE))
+        for mode in ("replay", "slots", "snapshot")
+    }
+    return [
+        *(pytest.param(case, id=name) for name, case in fast.items()),
+        *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in slow.items()),
+    ]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers at ``url``."""
+
+    case: Case
+    url: str
+    process: Any
+
+    def record(self, request: pytest.FixtureRequest, **figures: float) -> None:
+        """Append ``figures`` of a test to TEST_GSM8K_RECORD, if that is asked for."""
+        path = os.environ.get("TEST_GSM8K_RECORD")
+        if path is None:
+            return
+        import torch
+
+        line = {
+            "test": request.node.name,
+            **figures,
+            "mode": self.case.mode or "default",
+            "flags": self.case.arguments(),
+            "device": torch.cuda.get_device_name() if GPU else "cpu",
+            **{name: importlib.metadata.version(name) for name in ("sglang", "sglang-mamba-mtp", "torch", "triton")},
+        }
+        with open(path, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def kit(self, mixin: type, **attributes: Any) -> Any:
+        """An instance of one of SGLang's kits, which are mixins of `unittest.TestCase`, over this server."""
+        told = {"base_url": self.url, "model": self.case.model, "process": self.process}
+        return type(mixin.__name__, (mixin, unittest.TestCase), told | attributes)()
+
+
+@pytest.fixture(scope="module", params=cases())
+def server(request, sglang):  # noqa: F811
+    """`Served`, one start for all tests of a configuration. What it prints is what the test prints."""
+    from sglang.srt.utils import kill_process_tree
+    from sglang.test.test_utils import popen_launch_server
+
+    case = request.param
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("SGLANG_MAMBA_MTP")]:
+            patch.delenv(name)
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1")
+        process = popen_launch_server(
+            case.model, url, timeout=1800, other_args=case.arguments(), env=environment, device="given"
+        )
+        try:
+            yield Served(case, url, process)
+        finally:
+            kill_process_tree(process.pid, wait_timeout=60)
+
+
+# ----------------------------------------------------------------------------------------------------------- accuracy
+
+
+def test_few_shot_gsm8k(server, tmp_path, request):
+    """The share of right answers."""
+    from sglang.test.few_shot_gsm8k import run_eval
+
+    data = server.case.data
+    if data is None:  # the benchmark takes its worked examples from the head of the file
+        data = tmp_path / "questions.jsonl"
+        data.write_text("\n".join(lines("train")[:SHOTS] + lines("test")) + "\n")
+    arguments = SimpleNamespace(
+        data_path=str(data),
+        num_questions=server.case.questions,
+        num_shots=SHOTS,
+        max_new_tokens=160 if server.case.data is None else 512,
+        parallel=8,
+        host="127.0.0.1",
+        port=server.port,
+        temperature=0.0,
+    )
+    with contextlib.chdir(tmp_path):  # it leaves its transcript there
+        metrics = run_eval(arguments)
+    server.record(request, accuracy=float(metrics["accuracy"]), questions=server.case.questions)
+    assert metrics["accuracy"] >= server.case.accuracy, metrics
+
+
+def test_accept_length(server, request):
+    """Drafts are accepted. (SGLang's average of a server is not told in every version.)"""
+    import requests
+
+    sampling = {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True}
+    body = {"input_ids": prompts(server, 4, 200), "sampling_params": sampling}
+    metas = [reply["meta_info"] for reply in requests.post(f"{server.url}/generate", json=body).json()]
+    verifies = sum(meta["spec_verify_ct"] for meta in metas)
+    assert verifies > 0
+    accept_length = sum(meta["completion_tokens"] for meta in metas) / verifies
+    server.record(request, accept_length=accept_length)
+    assert accept_length >= server.case.accept_length
+
+
+# ------------------------------------------------------------------------------------------ KL divergence, caches hit
+
+
+def lines(name: str) -> list[str]:
+    """The tiny models' ``train`` or ``test`` problems, GSM8K's JSON."""
+    return (LAUNCH / "models" / "data" / f"{name}.jsonl").read_text().splitlines()
+
+
+def prompts(server, count: int, length: int) -> list[list[int]]:
+    """``count`` prompts of ``length`` tokens: worked examples, a different one first in each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(server.case.model)
+    problems = [json.loads(line) for line in lines("train")]
+    texts = [f"Question: {problem['question']}\nAnswer: {problem['answer']}\n\n" for problem in problems]
+    found = [tokenizer.encode("".join(texts[first:])) for first in range(count)]
+    assert all(len(tokens) >= length for tokens in found)
+    return [tokens[:length] for tokens in found]
+
+
+def suffixes(count: int, length: int, seed: int) -> list[list[int]]:
+    """Random tokens of the tiny vocabulary: the model is unsure after them, so a wrong state shows in what it says."""
+    choose = random.Random(seed)
+    return [[choose.randrange(10, 700) for _ in range(length)] for _ in range(count)]
+
+
+def asserts(server):
+    """SGLang's checks of how many tokens came from the cache, after a prefill and after decoding.
+
+    Decoding leaves its newest snapshot, which may lie in the accepted run past the last token asked for; the next turn
+    goes on otherwise and would not find it. So all turns here end on a multiple of 16, more than a tree before the
+    next.
+    """
+    from sglang.test.kl_multiturn_utils import make_mamba_decode_assert, make_mamba_prefill_assert
+
+    return make_mamba_prefill_assert(server.case.chunk), make_mamba_decode_assert(server.case.chunk)
+
+
+def divergence(check: Callable[[], None]) -> float:
+    """Run one of SGLang's KL checks; returns the mean KL divergence that it prints, in nats."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            check()
+    finally:
+        print(printed.getvalue())
+    return float(re.search(r"^avg_kl_div=(\S+)$", printed.getvalue(), re.MULTILINE)[1])
+
+
+def test_kl_divergence_where_a_prefill_is_cached(server, request):
+    """Two branches of two cached prompts, then a second turn: log-probabilities of decoding and of one prefill of all.
+
+    At temperature 1. (Without SGLang's sampling kernel, so on a CPU, verify is greedy whatever the temperature; the
+    log-probabilities are compared all the same.)
+    """
+    from sglang.test.kl_multiturn_utils import test_input_output_logprobs_match_prefill_cache_hit_helper as check
+
+    prefixes = [prompt for prompt in prompts(server, 2, 2 * server.case.chunk + 20) for _ in range(2)]
+    prefilled, decoded = asserts(server)
+    run = functools.partial(
+        check,
+        server.url,
+        server.case.model,
+        server.case.kl,
+        prefix_input_ids=prefixes,
+        full_input_ids=[prefix + tail for prefix, tail in zip(prefixes, suffixes(4, 44, 1), strict=True)],
+        turn_suffixes=[suffixes(4, 50, 2)],
+        assert_prefill_cached_tokens=prefilled,
+        assert_decode_cached_tokens=decoded,
+        branches_per_group=2,
+        max_new_tokens=48,
+        replay_batch_size=4,
+        sampling_temperature=1,
+    )
+    server.record(request, kl_divergence=divergence(run))
+
+
+def test_kl_divergence_where_decoding_is_cached(server, request):
+    """The same where what is cached was decoded: two further turns of one conversation each."""
+    from sglang.test.kl_multiturn_utils import test_input_output_logprobs_match_decode_cache_hit_helper as check
+
+    _, decoded = asserts(server)
+    run = functools.partial(
+        check,
+        server.url,
+        server.case.model,
+        server.case.kl,
+        [prompt + tail for prompt, tail in zip(prompts(server, 4, 60), suffixes(4, 20, 3), strict=True)],
+        turn_suffixes=[suffixes(4, 32, 4), suffixes(4, 37, 5)],
+        assert_decode_cached_tokens=decoded,
+        max_new_tokens=48,
+        replay_batch_size=4,
+        sampling_temperature=1,
+    )
+    server.record(request, kl_divergence=divergence(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [tiny("gdn", f"{NGRAM} 1", "off")], indirect=True, ids=["stock-ngram"])
+def test_the_kl_check_finds_a_tree_taken_for_a_chain(server):
+    """SGLang verifies NGRAM's trees as chains where the breadth is 1; the plugin, switched off here, mends it."""
+    from sglang.test.kl_multiturn_utils import test_input_output_logprobs_match_helper as check
+
+    asked = [prompt + tail for prompt, tail in zip(prompts(server, 4, 60), suffixes(4, 20, 3), strict=True)]
+    with pytest.raises(AssertionError, match="avg_kl_div="):
+        check(server.url, server.case.model, server.case.kl, asked, max_new_tokens=64, sampling_temperature=1)
+
+
+def test_prefix_cache_branching(server):
+    """SGLang's kit: the second prompt that leaves a cached one caches the state where it leaves; the third hits it."""
+    import requests
+    from sglang.test.kits.prefix_cache_branching_kit import PrefixCacheBranchingMixin
+
+    class Branching(PrefixCacheBranchingMixin):
+        cache_chunk_size = server.case.chunk
+
+        @classmethod
+        def flush_cache(cls):
+            requests.post(f"{cls.base_url}/flush_cache", params={"timeout": 30}).raise_for_status()
+
+        @classmethod
+        def send_request_helper(cls, text):
+            """Its words as a token each, which they are for the models the kit was written for."""
+            words = {"hi": 20, "this": 30, "here": 40, "that": 50}
+            ids, rest = [], text
+            while rest:
+                word = next(word for word in words if rest.startswith(word))
+                ids.append(words[word])
+                rest = rest[len(word) :]
+            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
+            return requests.post(f"{cls.base_url}/generate", json=body).json()
+
+    server.kit(Branching).test_prefix_cache_branching()
+
+
+# ------------------------------------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize(
+    "name", ["test_health_generate", "test_get_server_info", "test_get_model_info", "test_openai_completion"]
+)
+def test_api_contract(server, name):
+    from sglang.test.kits.basic_api_contract_kit import BasicAPIContractMixin
+
+    getattr(server.kit(BasicAPIContractMixin), name)()
+
+
+@pytest.mark.parametrize(
+    ("kit", "name"),
+    [
+        ("SpecCorrectnessKit", "test_first_token_finish"),
+        ("SpecLogprobKit", "test_logprob_start_len"),
+        ("SpecLogprobKit", "test_token_ids_logprob_ragged"),
+    ],
+)
+def test_speculation_kits(server, kit, name):
+    from sglang.test.kits import spec_server_kits
+
+    getattr(server.kit(getattr(spec_server_kits, kit)), name)()
