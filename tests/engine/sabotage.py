@@ -107,6 +107,26 @@ def _reasons():
     Req.__init__ = wrapped
 
 
+def _no_wait():
+    """No fault: CUDA raises where our GDN backend waits for the device while it prepares a forward."""
+    import torch
+
+    from sglang_mamba_mtp.backends.gdn import GdnBackend
+
+    prepare = GdnBackend.init_forward_metadata
+
+    def wrapped(self, forward_batch):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            prepare(self, forward_batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if self.forward_metadata.num_state_checkpoints:
+            print("a prefill has planned its checkpoints", flush=True)
+
+    GdnBackend.init_forward_metadata = wrapped
+
+
 def _die():
     """The process ends without a word."""
     print("last words", flush=True)
@@ -130,6 +150,7 @@ FAULTS = {
     "unhook_commit": _unhook_commit,
     "uncounted_tail": _uncounted_tail,
     "reasons": _reasons,
+    "no_wait": _no_wait,
     "die": _die,
     "hang": _hang,
 }
