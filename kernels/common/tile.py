@@ -8,12 +8,10 @@ same, and may contract products differently.)
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from .axis_order import KV, VK
-from .checks import check_dtype, check_inner_contiguous, check_shape
+from .axis_order import KV
 
 IS_KV = tl.constexpr(KV)
 
@@ -42,16 +40,3 @@ def store_state(in_vk, in_kv, tile, mask, is_kv, EITHER: tl.constexpr):
             tl.store(in_vk, tile, mask=mask)
     else:
         tl.store(in_vk, tile, mask=mask)
-
-
-def check_layout(state_layout: torch.Tensor | None, slots: int, write_layout: int = VK) -> None:
-    """Raise unless state_layout is None or a uint8 vector of this many slots, and write_layout one that it allows."""
-    if write_layout not in (VK, KV):
-        raise ValueError(f"write_layout: {write_layout}, expected {VK} (VK) or {KV} (KV)")
-    if state_layout is None:
-        if write_layout != VK:
-            raise ValueError(f"write_layout: {write_layout} (KV) without a state_layout to say so")
-        return
-    check_shape("state_layout", state_layout, (slots,))
-    check_dtype("state_layout", state_layout, (torch.uint8,))
-    check_inner_contiguous("state_layout", state_layout)

@@ -20,6 +20,7 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
+from .arguments import check_groups
 from .tiles import FACTORS, fold_tile, make_factors, may_fuse, per_k, per_row
 from .window import GdnWindow
 
@@ -132,8 +133,7 @@ def gdn_fold(states: States, window: GdnWindow, folds: Folds) -> None:
         **window.inputs_as("L R C"),
     )
     batch, layers, heads_v, heads_k, dim_v, dim_k, capacity = sizes.get_all("B L HV H V K C")
-    if heads_v % heads_k:
-        raise ValueError(f"states: {heads_v} heads, expected a multiple of window_k's {heads_k}")
+    check_groups("states", heads_v, heads_k)
     if batch == 0:
         return
 

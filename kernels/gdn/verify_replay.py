@@ -26,6 +26,7 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States, check_nodes
 from ..common.tile import IS_KV, load_state, store_state
+from .arguments import check_groups, node_inputs
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
 from .prepare import prepare_kernel
 from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, may_fuse, per_k, per_row, split
@@ -132,12 +133,15 @@ def _verify_kernel(
 class VerifyConfig:
     """How gdn_verify is cut up. None of it changes what is computed beyond rounding.
 
-    block_v: values a program; at least 8 a warp, or several warps share a bf16 row's K and a fold's sums change order.
-    chunk, query_chunk: K axis pieces of the state tile and of the queries (tiles.py).
-    num_warps, prepare_warps: of the two kernels. split: products on bf16 tensor cores, operands in two halves
-    (tiles.dot_split), else in float32 multiply-adds, all that Triton's interpreter can do. overlap: let the second
-    kernel start and load state while the first runs (programmatic dependent launch). registers: cap per thread of the
-    second kernel, None for the compiler's choice.
+    block_v                   values of a program; at least 8 per warp, or several warps share a bf16 row's K and the
+                              sums of a fold change order.
+    chunk, query_chunk        pieces of the K axis of the state tile and of the queries (tiles.py).
+    num_warps, prepare_warps  of the two kernels.
+    split                     products on bf16 tensor cores, operands in two halves (tiles.dot_split); else in float32
+                              multiply-adds, all that Triton's interpreter can do.
+    overlap                   let the second kernel start and load state while the first runs (programmatic dependent
+                              launch).
+    registers                 cap per thread of the second kernel; None: the compiler's choice.
     """
 
     block_v: int = BLOCK_V
@@ -232,13 +236,7 @@ def gdn_verify(
     sizes = check(
         slots=Arg(rows.slots, "B"),
         ancestors=Arg(rows.ancestors, ">=B N"),
-        q=Arg(q, "B*N H K", FLOATS, contiguous=2),
-        k=Arg(k, "B*N H K", FLOATS, contiguous=2),
-        v=Arg(v, "B*N HV V", FLOATS, contiguous=2),
-        a=Arg(a, "B*N HV", FLOATS),
-        b=Arg(b, "B*N HV", FLOATS),
-        A_log=Arg(A_log, "HV"),
-        dt_bias=Arg(dt_bias, "HV"),
+        **node_inputs(q, k, v, a, b, A_log, dt_bias),
         states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
         axis_order=Arg(states.axis_order, "S"),
         pending=Arg(window.pending, "S"),
@@ -249,8 +247,7 @@ def gdn_verify(
     for name, tensor, like in (("window_k", window.k, k), ("window_v", window.v, v)):
         if tensor.dtype != like.dtype:
             raise TypeError(f"{name}: dtype {tensor.dtype}, expected {like.dtype}")
-    if heads_v % heads_k:
-        raise ValueError(f"v: {heads_v} heads, expected a multiple of k's {heads_k}")
+    check_groups("v", heads_v, heads_k)
     check_nodes(nodes)
     window.check_room(nodes)
 

@@ -24,6 +24,7 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import NodeSlots, States
 from ..common.tile import IS_KV, load_state, store_state
+from .arguments import check_groups, node_inputs
 from .tiles import may_fuse
 
 
@@ -39,11 +40,12 @@ def _slots_kernel(
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     TREE: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
-    hv = tl.program_id(1)
+    tiles: tl.constexpr = (V + BV - 1) // BV
+    hv = tl.program_id(0) // tiles % HV
     h = hv // (HV // H)
-    batch_row = tl.program_id(2).to(tl.int64)
+    batch_row = (tl.program_id(0) // (tiles * HV)).to(tl.int64)
     offs_k = tl.arange(0, BK)
-    offs_v = tl.program_id(0) * BV + tl.arange(0, BV)
+    offs_v = tl.program_id(0) % tiles * BV + tl.arange(0, BV)
     mask_k = offs_k < K
     mask_v = offs_v < V
     mask_state = mask_k[:, None] & mask_v[None, :]
@@ -115,7 +117,7 @@ def _slots_kernel(
 
 @dataclass(frozen=True)
 class SlotsConfig:
-    """How gdn_verify_slots is cut up: block_v values a program, a power of two.
+    """How gdn_verify_slots is cut up: block_v values per program, a power of two.
 
     Bits may depend on it: a compiler lays sums out by the tile.
     """
@@ -187,19 +189,12 @@ def gdn_verify_slots(
         read_slots=Arg(nodes.read, "B"),
         write_slots=Arg(write_slots, ">=B N"),
         parents=Arg(parents, ">=B N"),
-        q=Arg(q, "B*N H K", FLOATS, contiguous=2),
-        k=Arg(k, "B*N H K", FLOATS, contiguous=2),
-        v=Arg(v, "B*N HV V", FLOATS, contiguous=2),
-        a=Arg(a, "B*N HV", FLOATS),
-        b=Arg(b, "B*N HV", FLOATS),
-        A_log=Arg(A_log, "HV"),
-        dt_bias=Arg(dt_bias, "HV"),
+        **node_inputs(q, k, v, a, b, A_log, dt_bias),
         states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
         axis_order=Arg(states.axis_order, "S"),
     )
     batch, node_count, heads_k, heads_v, dim_k, dim_v = sizes.get_all("B N H HV K V")
-    if heads_v % heads_k:
-        raise ValueError(f"v: {heads_v} heads, expected a multiple of k's {heads_k}")
+    check_groups("v", heads_v, heads_k)
 
     out = torch.empty(batch * node_count, heads_v, dim_v, dtype=q.dtype, device=q.device)
     if batch == 0 or node_count == 0:
@@ -211,7 +206,7 @@ def gdn_verify_slots(
     constants = constants_for(
         config, heads=(heads_k, heads_v), dims=(dim_k, dim_v), tree=parents is not None, either=either
     )
-    _slots_kernel[launch_grid(triton.cdiv(dim_v, config.block_v), heads_v, batch)](
+    _slots_kernel[launch_grid(batch * heads_v * triton.cdiv(dim_v, config.block_v))](
         q, k, v, a, b, A_log, dt_bias, scale, states.data, states.axis_order, nodes.read, write_slots, parents, out,
         node_count, states.write,
         q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0), states.data.stride(0),

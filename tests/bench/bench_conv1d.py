@@ -100,7 +100,7 @@ class Stock(StockConv):
     """SGLang's kernels on a problem's tensors."""
 
     def dense_windows(self, problem: Problem) -> torch.Tensor:
-        """One dense window a node: [LAYERS, batch, N, dim, K-1]."""
+        """One dense window per node: [LAYERS, batch, N, dim, K-1]."""
         return self.windows(LAYERS, problem.batch, problem.nodes, problem.conv_states, chain=False)
 
     def verify_problem(

@@ -79,7 +79,7 @@ class StockCommit:
 
 
 class StockConv:
-    """Convolution of all nodes with a window a node, and the scatter of the accepted windows."""
+    """Convolution of all nodes with a window per node, and the scatter of the accepted windows."""
 
     def __init__(self) -> None:
         from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
@@ -89,7 +89,7 @@ class StockConv:
 
     @staticmethod
     def windows(layers: int, batch: int, nodes: int, conv_states: torch.Tensor, *, chain: bool) -> torch.Tensor:
-        """A window a node, [layers, batch, nodes, dim, K-1]; a chain's overlap in memory, as in SGLang's pool."""
+        """A window per node, [layers, batch, nodes, dim, K-1]; a chain's overlap in memory, as in SGLang's pool."""
         dim, width = conv_states.shape[-2:]
         options = {"dtype": conv_states.dtype, "device": conv_states.device}
         if not chain:

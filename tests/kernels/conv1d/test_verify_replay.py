@@ -28,7 +28,7 @@ class Case:
         state_dtype=None,
         bias=True,
         slots=None,
-        layout="pool",
+        strides="pool",
         seed=0,
     ):
         generator = torch.Generator().manual_seed(seed)
@@ -44,7 +44,7 @@ class Case:
         self.rows[self.slots <= 0] = 10**6
         unused = [s for s in range(slot_count) if s not in self.slots.tolist()]
         states[unused] = float("nan")
-        self.states = states.transpose(1, 2).contiguous().transpose(1, 2) if layout == "transposed" else states
+        self.states = states.transpose(1, 2).contiguous().transpose(1, 2) if strides == "transposed" else states
         self.conv_inputs = torch.full((batch + 1, nodes, dim), float("nan"), dtype=dtype)
 
     def run(self, op, device, *, activation="silu", **extra):
@@ -106,7 +106,7 @@ def test_matches_oracle(op, shape, nodes, device):
 @pytest.mark.parametrize("bias", [True, False])
 def test_widths_and_epilogues(op, width, activation, bias, device):
     parents = random_tree_parents(2, 6, torch.Generator().manual_seed(width))
-    case = Case(parents, width=width, bias=bias, layout="transposed" if bias else "pool")
+    case = Case(parents, width=width, bias=bias, strides="transposed" if bias else "pool")
     y, conv_inputs = case.run(op, device, activation=activation)
     assert_close("y", y, case.oracle(activation), LIMIT[torch.float32])
     assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())

@@ -34,7 +34,7 @@ class Case:
         state_dtype=None,
         bias=True,
         padding=(),
-        layout="pool",
+        strides="pool",
         seed=0,
     ):
         generator = torch.Generator().manual_seed(seed)
@@ -53,9 +53,9 @@ class Case:
         states = torch.full((slot_count, dim, width - 1), float("nan"), dtype=state_dtype or dtype)
         real = self.read_slots[self.read_slots > 0]
         states[real] = torch.randn(len(real), dim, width - 1, generator=generator).to(states.dtype)
-        if layout == "transposed":
+        if strides == "transposed":
             states = states.transpose(1, 2).contiguous().transpose(1, 2)
-        elif layout == "gaps":
+        elif strides == "gaps":
             wide = torch.full((slot_count, dim * (width - 1) + 5), float("nan"), dtype=states.dtype)
             wide[:, :-5] = states.flatten(1)
             states = wide[:, :-5].unflatten(1, (dim, width - 1))
@@ -179,7 +179,7 @@ def stock_update():
 @pytest.mark.parametrize("nodes", [*range(1, 17), 32])
 def test_matches_oracle(op, shape, nodes, device):
     parents, tree = shaped(shape, 3, nodes)
-    case = Case(parents, tree=tree, seed=nodes, padding=(1,), layout=("pool", "gaps", "transposed")[nodes % 3])
+    case = Case(parents, tree=tree, seed=nodes, padding=(1,), strides=("pool", "gaps", "transposed")[nodes % 3])
     y, states = case.run(op, device)
     assert_close("y", y, case.oracle(), LIMIT[torch.float32])
     assert (y.unflatten(0, (3, nodes))[1] == 0).all()

@@ -1,4 +1,4 @@
-"""SGLang's own verify kernel, as its backend calls it: chain and tree, a state a node into an intermediate buffer."""
+"""SGLang's own verify kernel, as its backend calls it: chain and tree, the state after each node into a buffer."""
 
 from __future__ import annotations
 
