@@ -20,7 +20,8 @@ BLOCK = 128
 NUM_WARPS = BLOCK // 32
 
 
-@triton.jit
+# by size or alignment of a batch nothing is gained, and a server would wait for each compilation
+@triton.jit(do_not_specialize=["slots", "rows", "total"])
 def _place_nodes_kernel(
     read_slots,
     write_slots,
@@ -48,7 +49,7 @@ def _place_nodes_kernel(
     tl.store(read_slots + b, read, mask=inside & (node == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track", "batch"])
 def _commit_slots_kernel(
     current_input,
     row_slot,
@@ -92,7 +93,7 @@ def _drafted(slots, current_input, row_slot, slot_row, b, inside):
     return slot, row, newest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "batch"])
 def _newest_slots_kernel(newest, slots, current_input, row_slot, slot_row, batch, BLOCK: tl.constexpr):
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, _, drafted = _drafted(slots, current_input, row_slot, slot_row, b, b < batch)
@@ -100,7 +101,7 @@ def _newest_slots_kernel(newest, slots, current_input, row_slot, slot_row, batch
     tl.store(newest + b, found, mask=b < batch)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "batch"])
 def _forget_inputs_kernel(slots, current_input, row_slot, slot_row, batch, BLOCK: tl.constexpr):
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, row, drafted = _drafted(slots, current_input, row_slot, slot_row, b, b < batch)

@@ -18,7 +18,8 @@ BLOCK_BYTES = 16384  # 64 bytes a thread under way
 NUM_WARPS = 8
 
 
-@triton.jit
+# by size or alignment of a batch nothing is gained, and a server would wait for each compilation
+@triton.jit(do_not_specialize=["src_slots", "dst_slots", "batch"])
 def _move_states_kernel(
     states,
     src_slots,

@@ -22,7 +22,8 @@ BLOCK_R = 32
 BLOCK_B = 128
 
 
-@triton.jit
+# by size or alignment of a batch nothing is gained, and a server would wait for each compilation
+@triton.jit(do_not_specialize=["slots", "batch"])
 def _turn_states_kernel(
     states,
     axis_order,
@@ -63,7 +64,7 @@ def _turn_states_kernel(
                     tl.store(head + col * R + start + row, parts[start // BLOCK_R], mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "batch"])
 def _set_order_kernel(axis_order, slots, batch, TO: tl.constexpr, BLOCK_B: tl.constexpr):
     b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     slot = tl.load(slots + b, mask=b < batch, other=0).to(tl.int64)

@@ -42,7 +42,8 @@ def _path_mask(node, parents_row, N: tl.constexpr):
     return mask
 
 
-@triton.jit
+# by size or alignment of a batch nothing is gained, and a server would wait for each compilation
+@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track"])
 def _commit_window_kernel(
     pending,
     window_row,
@@ -97,7 +98,7 @@ def _commit_window_kernel(
     tl.store(track_count + b, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "batch"])
 def _fold_first_kernel(schedule, slots, pending, fold_threshold, batch, BLOCK_B: tl.constexpr):
     b = tl.arange(0, BLOCK_B)
     inside = b < batch

@@ -40,7 +40,7 @@ def _window(last, parents_row, inputs, state, entry, stride_node, stride_tok, in
     return tl.where(node_of >= 0, tree.to(state.dtype.element_ty), old)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track", "track_slots"])
 def _commit_conv_kernel(
     conv_states,
     conv_inputs,

@@ -34,7 +34,7 @@ REGISTERS = 128
 FEW_HEADS = 512
 
 
-@triton.jit(do_not_specialize=["write"])
+@triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts", "write"])
 def _fold_kernel(
     states, axis_order, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows,
     counts, write, capacity, stride_layer, stride_slot, stride_wk_layer, stride_wk_row, stride_wk,
