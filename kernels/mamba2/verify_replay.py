@@ -19,7 +19,7 @@ Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (stat
 Layouts: x, y [T, H, P], B, C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P]
 in slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
 order[row, p+i] receiving node i. A program owns one head of one row (or some of its blocks of P) and keeps the tokens'
-coefficients in registers while it streams the state past them, from the registers it was loaded to into tensor cores.
+coefficients in registers while it streams the state past them, from the registers it comes in to tensor cores.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -338,14 +338,14 @@ def _mamba2_verify_kernel(
 def default_tiling(*, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int) -> Tiling:
     """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each.
 
-    Wider states take two warps, of 16 rows each, and large trees and windows more, so that little spills.
+    Wider states and larger trees and windows take more warps, so that nothing spills. (More rows with them were no way
+    out: products' other factors, not the state, fill the registers, and each warp would hold them all.)
     """
     tokens = fold_threshold + nodes
-    warps = 4 if nodes > 16 or tokens > 64 else 2 if dstate > 128 or tokens > 32 else 1
-    block_p = 16 if warps == 1 else 32  # with 64 rows and four warps the compiler takes another instruction
+    warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
-        return Tiling(block_p, 1, warps, 1)
-    return Tiling(block_p, triton.cdiv(headdim, block_p), warps, 2)
+        return Tiling(16, 1, warps, 1)
+    return Tiling(16, triton.cdiv(headdim, 16), warps, 2)
 
 
 def constants_for(
