@@ -1,13 +1,14 @@
 """Fold pending Mamba2 tokens into checkpoints outside a verify: settle and snapshot, all layers in one launch.
 
-    checkpoint[l, dst] = checkpoint[l, src] replayed over the first `count` entries of the row's window order
+    states[l, dst] = states[l, src] after the first `count` tokens of the row's window order
 
 settle: src = dst = slot, count = pending[slot]. Snapshot: dst = the slot the radix cache will own, count = track_count.
-Exact recurrence (fold_tile.py), so the result does not depend on when it is called.
+The arithmetic is that of a verify's own fold (fold_tile.py), bit for bit: a state does not depend on which of the two
+folded it.
 
-Layouts: checkpoint [L, S, nheads, headdim, dstate], or [L, S, nheads, dstate, headdim] in slots that lie
-as KV (common/axis_order.py); window_x [L, R, C, nheads, headdim], window_B [L, R, C, ngroups, dstate], window_dt
-[L, R, C, nheads] float32. A program owns BLOCK_P rows of one head's state.
+Layouts: states [L, S, H, P, D], or [L, S, H, D, P] in slots that lie as KV (common/axis_order.py); window.x
+[L, R, C, H, P], window.B [L, R, C, G, D], window.dt [L, R, C, H] float32. A program owns BLOCK_P rows and PART columns
+of one head's state.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
-from .arguments import check_groups
-from .fold_tile import inside, replay_tokens
+from .arguments import check_groups, chunk_of
+from .fold_tile import TOKENS, kept_share, load_B, pending_steps, weighted, weights
+from .fragments import as_tile, inside, multiply_add, per_column, per_row, tile_column, tile_row
 from .window import Mamba2Window
 
-BLOCK_P = 16
+BLOCK_P, PART = 16, 128  # rows and columns of a program, one warp
 
 
 @triton.jit(do_not_specialize=["write_order"])
 def _mamba2_fold_kernel(
-    checkpoint,
+    states,
     axis_order,
     window_x,
     window_B,
@@ -41,9 +43,9 @@ def _mamba2_fold_kernel(
     rows,
     counts,
     write_order,
-    stride_checkpoint_layer,
-    stride_checkpoint_slot,
-    stride_checkpoint_head,
+    stride_layer,
+    stride_slot,
+    stride_head,
     stride_x_layer,
     stride_x_row,
     stride_x_pos,
@@ -59,55 +61,91 @@ def _mamba2_fold_kernel(
     HEADDIM: tl.constexpr,
     DSTATE: tl.constexpr,
     EITHER: tl.constexpr,
+    NATIVE: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    blocks: tl.constexpr = (HEADDIM + BLOCK_P - 1) // BLOCK_P
-    block = tl.program_id(0) % blocks
-    head = tl.program_id(0) // blocks % HEADS
-    b = tl.program_id(0) // (blocks * HEADS)
+    pieces: tl.constexpr = BLOCKS * PARTS
+    block = tl.program_id(0) % pieces // PARTS
+    first_s = tl.program_id(0) % PARTS * PART
+    head = tl.program_id(0) // pieces % HEADS
+    b = tl.program_id(0) // (pieces * HEADS)
     layer = tl.program_id(1).to(tl.int64)
     source = tl.load(src_slots + b).to(tl.int64)
     target = tl.load(dst_slots + b).to(tl.int64)
     count = tl.load(counts + b).to(tl.int32)
     if (source <= 0) | (target <= 0) | ((count <= 0) & (source == target)):
         return
-    row = tl.where(count > 0, tl.load(rows + b).to(tl.int64), 0)
-    dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
-    column = tl.arange(0, BLOCK_S)
-    dim_inside = inside(dim, HEADDIM, HEADDIM % BLOCK_P == 0)
-    state_inside = inside(column, DSTATE, DSTATE == BLOCK_S)
-    tile_inside = dim_inside[:, None] & state_inside[None, :]
-    checkpoint += layer * stride_checkpoint_layer + head * stride_checkpoint_head
-    in_vk = checkpoint + (dim[:, None] * DSTATE + column[None, :])
-    in_kv = checkpoint + (column[None, :] * HEADDIM + dim[:, None])
-    source_at = source * stride_checkpoint_slot
-    target_at = target * stride_checkpoint_slot
+    states += layer * stride_layer + head * stride_head
+    tile_p = block * BLOCK_P + tile_row(BLOCK_P, 1)
+    tile_s = first_s + tile_column(PART, CHUNK)
+    in_vk = per_row(tile_p) * DSTATE + per_column(tile_s)
+    in_kv = per_row(tile_p) + per_column(tile_s) * HEADDIM
+    tile_inside = per_row(inside(tile_p, HEADDIM, HEADDIM % BLOCK_P == 0)) & per_column(
+        inside(tile_s, DSTATE, DSTATE % PART == 0)
+    )
     from_kv = False
     to_kv = False
     if EITHER:
         from_kv = tl.load(axis_order + source) == IS_KV
         # turned in place, a tile would overwrite what other programs are yet to read
         to_kv = tl.where(source == target, from_kv, write_order == IS_KV)
-    state = load_state(in_vk + source_at, in_kv + source_at, tile_inside, from_kv, EITHER)
-    window = (
-        order + row * CAPACITY,
-        window_x + layer * stride_x_layer + row * stride_x_row + head * HEADDIM + dim,
-        window_B + layer * stride_B_layer + row * stride_B_row + head // HEADS_PER_GROUP * DSTATE + column[None, :],
-        window_dt + layer * stride_dt_layer + row * stride_dt_row + head,
-        stride_x_pos,
-        stride_B_pos,
-        stride_dt_pos,
-        dim_inside,
-        state_inside[None, :],
-    )
-    state = replay_tokens(state, count, tl.load(A + layer * HEADS + head).to(tl.float32), window)
-    store_state(in_vk + target_at, in_kv + target_at, state, tile_inside, to_kv, EITHER)
+    at = states + source * stride_slot
+    state = load_state(at + in_vk, at + in_kv, tile_inside, from_kv, EITHER)
+    if count > 0:  # a plain copy reads no window, and its row may be garbage
+        row = tl.load(rows + b).to(tl.int64)
+        order += row * CAPACITY
+        dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
+        dim_inside = inside(dim, HEADDIM, HEADDIM % BLOCK_P == 0)
+        window_x += layer * stride_x_layer + row * stride_x_row + head * HEADDIM
+        window_B += layer * stride_B_layer + row * stride_B_row + head // HEADS_PER_GROUP * DSTATE
+        window_dt += layer * stride_dt_layer + row * stride_dt_row + head
+        decay_rate = tl.load(A + layer * HEADS + head)
+        total = tl.full((), 0.0, tl.float64)
+        for start in range(0, count, TOKENS):
+            _, _, _, g = pending_steps(start, count, order, window_dt, stride_dt_pos, decay_rate)
+            total += tl.sum(g, axis=0)
+        passed = tl.full((), 0.0, tl.float64)
+        added = tl.zeros((BLOCK_P, PART), tl.float32)
+        for start in range(0, count, TOKENS):
+            position, live, dt, g = pending_steps(start, count, order, window_dt, stride_dt_pos, decay_rate)
+            x = tl.load(
+                window_x + position[None, :] * stride_x_pos + dim[:, None],
+                mask=live[None, :] & dim_inside[:, None],
+                other=0.0,
+            )
+            B = load_B(window_B, stride_B_pos, (position, live, first_s), DSTATE, PART, CHUNK)
+            factor = weighted(x, weights(dt, g, passed, total), B.dtype)
+            added = multiply_add(factor, (B,), added, NATIVE)
+            passed += tl.sum(g, axis=0)
+        added = as_tile(added, CHUNK, 1)
+        state = tl.fma(state, kept_share(total), added)
+    at = states + target * stride_slot
+    store_state(at + in_vk, at + in_kv, state, tile_inside, to_kv, EITHER)
 
 
-def num_warps(dstate: int) -> int:
-    """Warps of a program: 16 rows of up to 128 columns each."""
-    return 1 if dstate <= 128 else 2
+def constants_for(
+    *, heads: int, groups: int, headdim: int, dstate: int, capacity: int, state: torch.dtype, either: bool
+) -> dict[str, int]:
+    """Compile-time arguments of the kernel. state: its dtype; either: slots may lie in either axis order."""
+    part = min(PART, triton.next_power_of_2(dstate))
+    return {
+        "CAPACITY": capacity,
+        "HEADS": heads,
+        "HEADS_PER_GROUP": heads // groups,
+        "HEADDIM": headdim,
+        "DSTATE": dstate,
+        "EITHER": either,
+        "NATIVE": not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
+        "BLOCK_P": BLOCK_P,
+        "BLOCKS": triton.cdiv(headdim, BLOCK_P),
+        "PART": part,
+        "PARTS": triton.cdiv(dstate, part),
+        "CHUNK": chunk_of(state, part),
+    }
 
 
 def mamba2_fold(states: States, window: Mamba2Window, folds: Folds, *, A: torch.Tensor) -> None:
@@ -134,20 +172,24 @@ def mamba2_fold(states: States, window: Mamba2Window, folds: Folds, *, A: torch.
     check_groups(nheads, ngroups)
     if batch == 0 or layers == 0:
         return
-    _mamba2_fold_kernel[launch_grid(batch * nheads * triton.cdiv(headdim, BLOCK_P), layers)](
+    constants = constants_for(
+        heads=nheads,
+        groups=ngroups,
+        headdim=headdim,
+        dstate=dstate,
+        capacity=window.order.shape[1],
+        state=states.data.dtype,
+        either=states.axis_order is not None,
+    )
+    grid = launch_grid(batch * nheads * constants["BLOCKS"] * constants["PARTS"], layers)
+    _mamba2_fold_kernel[grid](
         states.data, states.axis_order, window.x, window.B, window.dt, A, window.order, folds.src, folds.dst,
         folds.rows, folds.counts, states.write,
         states.data.stride(0), states.data.stride(1), states.data.stride(2),
         window.x.stride(0), window.x.stride(1), window.x.stride(2),
         window.B.stride(0), window.B.stride(1), window.B.stride(2),
         window.dt.stride(0), window.dt.stride(1), window.dt.stride(2),
-        CAPACITY=window.order.shape[1],
-        HEADS=nheads,
-        HEADS_PER_GROUP=nheads // ngroups,
-        HEADDIM=headdim,
-        DSTATE=dstate,
-        EITHER=states.axis_order is not None,
-        BLOCK_P=BLOCK_P,
-        BLOCK_S=triton.next_power_of_2(dstate),
-        num_warps=num_warps(dstate),
+        **constants,
+        num_warps=1,
+        num_stages=1,  # few windows have a second turn of the loop
     )  # fmt: skip

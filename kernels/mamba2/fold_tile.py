@@ -1,8 +1,15 @@
-"""The exact fold of pending tokens, as a verify and fold.py do it (jit helpers only).
+"""The exact fold of pending tokens as a product, as a verify and fold.py do it (jit helpers only).
 
-Plain recurrence from the raw inputs in float32, in order, as SGLang's selective_state_update computes a token:
+Of tokens t = 0 .. P - 1 in order, with g = A dt,
 
-    S <- S * exp(A dt) + (B dt) x^T
+    S_P = e^{sum of g} S0 + sum_t (dt_t e^{sum of g after t} x_t) B_t^T
+
+The first factor of the sum is float32, made of x in three addends; B is taken as it is. The sums of g are float64, so
+they lose nothing, and the state is rounded once a fold (plain decode rounds it once a token): `tl.fma(S0, kept, sum)`.
+It must not be the product's accumulator, which is cut short in every step of a product.
+
+Tokens go TOKENS at a time, the oldest first. Windows of different sizes then give the same bits: what lies beyond the
+pending tokens adds zeros.
 """
 
 from __future__ import annotations
@@ -11,46 +18,73 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import exp_rn
+from .fragments import addends, in_product_order, inside
+
+TOKENS = tl.constexpr(16)  # what a tensor core sums at once
 
 
 @triton.jit
-def inside(index, SIZE: tl.constexpr, COVERED: tl.constexpr):
-    """index < SIZE; COVERED: the blocks end with SIZE, and the compiler may drop the test."""
-    if COVERED:
-        return tl.full(index.shape, True, tl.int1)
-    return index < SIZE
+def pending_steps(start, count, order_row, dt_head, stride_dt, decay_rate):
+    """Of the pending tokens start .. start + TOKENS: window positions, which are there, dt, and g in float64."""
+    token = start + tl.arange(0, TOKENS)
+    live = token < count
+    position = tl.load(order_row + token, mask=live, other=0).to(tl.int64)
+    dt = tl.load(dt_head + position * stride_dt, mask=live, other=0.0)
+    return position, live, dt, decay_rate.to(tl.float64) * dt.to(tl.float64)
 
 
 @triton.jit
-def _load_token(token, count, window):
-    """Inputs of pending token `token`; beyond `count` zeros, which leave the state as it is."""
-    order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside = window
-    present = token < count
-    position = tl.load(order_row + token, mask=present, other=0).to(tl.int64)
-    x = tl.load(x_head + position * stride_x, mask=dim_inside & present, other=0.0)
-    B = tl.load(B_group + position * stride_B, mask=state_inside & present, other=0.0)
-    dt = tl.load(dt_head + position * stride_dt, mask=present, other=0.0)
-    return x, B, dt
+def weights(dt, g, passed, total):
+    """[TOKENS] float32: dt_t e^{sum of g after t}. passed: the sum of g before these tokens, total: over all."""
+    return dt * exp_rn((total - (passed + tl.cumsum(g, axis=0))).to(tl.float32))
 
 
 @triton.jit
-def _step(state, x, B, dt, A):
-    return state * exp_rn(A * dt) + (B.to(tl.float32) * dt) * x.to(tl.float32)[:, None]
+def kept_share(total):
+    """e^total in float32, total float64."""
+    high = total.to(tl.float32)
+    share = exp_rn(high)
+    return tl.fma(share, (total - high.to(tl.float64)).to(tl.float32), share)
 
 
 @triton.jit
-def replay_tokens(state, count, A, window):
-    """state [BLOCK_P, BLOCK_S] float32 after the tokens at window positions order_row[0..count).
+def weighted(x, weight, PARTNER: tl.constexpr):
+    """x [rows, TOKENS] times the tokens' weights, in addends. (A fused product, which nothing after it can absorb.)"""
+    x = x.to(tl.float32)
+    return addends(tl.fma(x, weight[None, :], 0.0), PARTNER, 3)
 
-    window: (order_row, x_head, B_group, dt_head, stride_x, stride_B, stride_dt, dim_inside, state_inside). x_head
-    points at this head's channels [BLOCK_P] of window position 0, B_group at its group's [1, BLOCK_S], dt_head at its
-    scalar; stride_* lead from one window position to the next. The next token's inputs are on their way while one is
-    computed.
+
+@triton.jit
+def load_B(B_group, stride, at, DSTATE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """[TOKENS, PART] of pending tokens' B, columns renamed. at: positions, which are there, first column."""
+    position, live, first = at
+    column = first + tl.arange(0, PART)
+    B = tl.load(
+        B_group + position[:, None] * stride + column[None, :],
+        mask=live[:, None] & inside(column, DSTATE, DSTATE % PART == 0)[None, :],
+        other=0.0,
+    )
+    return in_product_order(B, CHUNK)
+
+
+@triton.jit
+def fold_factors(count, order_row, dt_head, stride_dt, decay_rate, STEPS: tl.constexpr):
+    """Of up to STEPS x TOKENS pending tokens: positions, which are there and weights, a tuple each, and kept_share.
+
+    Sums in the order of fold.py's loops, which make the same numbers of any count.
     """
-    x0, B0, dt0 = _load_token(0, count, window)
-    for token in range(0, count, 2):  # two a turn: no registers are moved from "next" to "current"
-        x1, B1, dt1 = _load_token(token + 1, count, window)
-        state = _step(state, x0, B0, dt0, A)
-        x0, B0, dt0 = _load_token(token + 2, count, window)
-        state = _step(state, x1, B1, dt1, A)
-    return state
+    total = tl.full((), 0.0, tl.float64)
+    positions = ()
+    lives = ()
+    shares = ()
+    for step in tl.static_range(STEPS):
+        position, live, _, g = pending_steps(step * TOKENS, count, order_row, dt_head, stride_dt, decay_rate)
+        positions = positions + (position,)  # noqa: RUF005 (jit code has no unpacking)
+        lives = lives + (live,)  # noqa: RUF005
+        total += tl.sum(g, axis=0)
+    passed = tl.full((), 0.0, tl.float64)
+    for step in tl.static_range(STEPS):
+        _, _, dt, g = pending_steps(step * TOKENS, count, order_row, dt_head, stride_dt, decay_rate)
+        shares = shares + (weights(dt, g, passed, total),)  # noqa: RUF005
+        passed += tl.sum(g, axis=0)
+    return positions, lives, shares, kept_share(total)

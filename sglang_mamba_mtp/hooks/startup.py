@@ -180,7 +180,7 @@ def _warm_up(pool: MtpMambaPool, runner: Any) -> None:
     started = time.perf_counter()
     tracked = runner.req_to_token_pool.enable_mamba_extra_buffer
     pool.warm_up(startup.draft_lengths(runner.server_args), tracked=tracked)
-    _log(f"mamba-mtp: commit and slot kernels are ready after {time.perf_counter() - started:.1f} s")
+    logger.debug("mamba-mtp: commit and slot kernels are ready after %.1f s", time.perf_counter() - started)
 
 
 def facts(runner: Any) -> Facts | None:

@@ -64,13 +64,10 @@ class MemorySaver:
 
     def pause(self, tag: str) -> None:
         self.released.append(tag)
-        if tag == KV_CACHE:  # weights are loaded anew by whoever takes them back
-            for tensor in self._regions[tag].values():
-                bytes_of(tensor).fill_(GARBAGE[tensor.is_floating_point()])
+        for tensor in self._regions[tag].values():
+            bytes_of(tensor).fill_(GARBAGE[tensor.is_floating_point()])
 
     def resume(self, tag: str) -> None:
-        if tag != KV_CACHE:
-            return
         for tensor in self._regions[tag].values():
             if not bool((bytes_of(tensor) == GARBAGE[tensor.is_floating_point()]).all()):
                 raise AssertionError(f"somebody wrote to memory given back: {tensor.dtype} {tuple(tensor.shape)}")
@@ -103,7 +100,8 @@ def free_bytes() -> int:
 
 
 def messages() -> list[Any]:
-    """What a server is sent: release everything, then resume it."""
+    """What a server is sent: release the cache's memory, then resume it. Weights stay: who takes those back loads them
+    anew."""
     from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, ResumeMemoryOccupationReqInput
 
-    return [ReleaseMemoryOccupationReqInput(tags=None), ResumeMemoryOccupationReqInput(tags=None)]
+    return [ReleaseMemoryOccupationReqInput(tags=[KV_CACHE]), ResumeMemoryOccupationReqInput(tags=[KV_CACHE])]

@@ -18,6 +18,7 @@ from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
+import torch
 import triton
 from mamba_mtp_kernels.common import tree as common_tree
 from mamba_mtp_kernels.common import window as common_window
@@ -31,6 +32,7 @@ from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from ..hopper import compiled
 
 TOLERATED_BYTES = 160
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
@@ -62,33 +64,25 @@ def mamba2(
     model: str,
     batch: int,
     either: bool = False,
+    tiling: mamba2_verify.Tiling | None = None,
 ) -> dict[str, int]:
-    tiling = mamba2_verify.default_tiling(headdim, dstate, nodes, batch, heads)
-    block = triton.next_power_of_2(nodes)
-    constants = {
-        "EITHER": either,
-        "N": nodes,
-        "CAPACITY": window + 2 * nodes,
-        "HEADS": heads,
-        "HEADS_PER_GROUP": heads // groups,
-        "HEADDIM": headdim,
-        "DSTATE": dstate,
-        "HAS_SCHEDULE": True,
-        "HAS_D": True,
-        "HAS_BIAS": True,
-        "SOFTPLUS": True,
-        "INPUTS_EXACT": model != "fp32",
-        "STATE_EXACT": state != "fp32",
-        "NATIVE": True,
-        "BLOCK_I": max(8, block),
-        "BLOCK_J": max(16, block),
-        "BLOCK_W": max(16, triton.next_power_of_2(window)) if window else 0,
-        "BLOCK_P": tiling.block_p,
-        "BLOCK_S": triton.next_power_of_2(dstate),
-        "PART": min(mamba2_verify.PART, triton.next_power_of_2(dstate)),
-        "BLOCKS": tiling.blocks_per_program,
-        **dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1),
-    }
+    tiling = tiling or mamba2_verify.default_tiling(
+        headdim=headdim, dstate=dstate, nodes=nodes, fold_threshold=window, batch=batch, nheads=heads
+    )
+    constants = mamba2_verify.constants_for(
+        tiling,
+        nodes=nodes,
+        heads=heads,
+        groups=groups,
+        headdim=headdim,
+        dstate=dstate,
+        capacity=window + 2 * nodes,
+        fold_threshold=window,
+        state=DTYPES[state],
+        either=either,
+    )
+    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS"), True)
+    constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
     pointers = dict.fromkeys(("x", "dt", "B", "C", "y", "window_x", "window_B"), model)
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
@@ -138,21 +132,16 @@ def slots(
     return resources(mamba2_slots._mamba2_slots_kernel, pointers, constants, tiling.num_warps, 3)
 
 
-def fold(heads: int, headdim: int, dstate: int, groups: int, state: str, either: bool = False) -> dict[str, int]:
-    constants = {
-        "EITHER": either,
-        "CAPACITY": 32,
-        "HEADS": heads,
-        "HEADS_PER_GROUP": heads // groups,
-        "HEADDIM": headdim,
-        "DSTATE": dstate,
-        "BLOCK_P": mamba2_fold.BLOCK_P,
-        "BLOCK_S": triton.next_power_of_2(dstate),
-    }
+def fold(
+    heads: int, headdim: int, dstate: int, groups: int, state: str, either: bool = False, model: str = "bf16"
+) -> dict[str, int]:
+    constants = mamba2_fold.constants_for(
+        heads=heads, groups=groups, headdim=headdim, dstate=dstate, capacity=32, state=DTYPES[state], either=either
+    )
     pointers = dict.fromkeys(("order", "src_slots", "dst_slots", "rows", "counts"), "i32")
-    pointers |= {"checkpoint": state, "window_x": "bf16", "window_B": "bf16", "window_dt": "fp32", "A": "fp32"}
+    pointers |= {"states": state, "window_x": model, "window_B": model, "window_dt": "fp32", "A": "fp32"}
     give_axis_order(pointers, constants, either)
-    return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, mamba2_fold.num_warps(dstate), 2)
+    return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, 1, 1)
 
 
 def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
