@@ -29,7 +29,7 @@ from .window import Mamba2Window
 BLOCK_P, PART = 16, 128  # rows and columns of a program, one warp
 
 
-@triton.jit(do_not_specialize=["write_order"])
+@triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts", "write_order"])
 def _mamba2_fold_kernel(
     states,
     axis_order,
