@@ -38,6 +38,7 @@ _BASE_BACKEND = f"{_ATTENTION}.base_attn_backend:AttentionBackend"
 _SIZING = "sglang.srt.mem_cache.kv_cache_configurator"
 _KVC = f"{_SIZING}:KVCacheConfigurator"
 _POOLS = "sglang.srt.mem_cache.memory_pool"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
@@ -83,10 +84,7 @@ HOOKED: dict[str, Surface] = {
         "self can_run_cuda_graph running_batch num_correct_drafts",
         "self can_run_cuda_graph running_batch num_generated_tokens",
     ),
-    "resume_memory": _same(
-        "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.resume_memory_occupation",
-        "self recv_req",
-    ),
+    "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
     "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
@@ -177,10 +175,18 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read(_KVC, "is_draft_worker model_config server_args spec_algorithm"),
     _first_of((_KVC, "ps"), (_KVC, "attn_dp_size")),
     _read(_POOLS, "MambaPool HybridReqToTokenPool"),
-    _read(f"{_POOLS}:MambaPool", "size mamba_cache num_mamba_layers"),
+    _read(
+        f"{_POOLS}:MambaPool",
+        "size device mamba_cache num_mamba_layers memory_saver_adapter enable_custom_mem_pool custom_mem_pool",
+    ),
     _read(f"{_POOLS}:MambaPool.State", "conv temporal"),
     _read(f"{_POOLS}:MambaPool.SpeculativeState", "intermediate_ssm intermediate_conv_window"),
-    _read(f"{_POOLS}:HybridReqToTokenPool", "mamba_pool_cls mamba_pool req_to_token"),
+    _read(f"{_POOLS}:HybridReqToTokenPool", "mamba_pool_cls mamba_pool req_to_token enable_mamba_extra_buffer"),
+    # sleep
+    _read("sglang.srt.constants", "GPU_MEMORY_TYPE_KV_CACHE"),
+    _read("sglang.srt.utils.torch_memory_saver_adapter:TorchMemorySaverAdapter", "region"),
+    _read(_UPDATER, "tp_worker"),
+    _read("sglang.srt.managers.io_struct:ResumeMemoryOccupationReqInput", "tags"),
     # backends
     _read(
         "sglang.srt.model_executor.model_runner:ModelRunner",
@@ -197,7 +203,6 @@ READ: tuple[tuple[Names, ...], ...] = (
     ),
     _read(f"{_GDN}:GDNAttnBackend", "kernel_dispatcher conv_states_shape"),
     _read(f"{_GDN}:GDNKernelDispatcher", "extend_uses_state_checkpoints"),
-    _read(f"{_ATTENTION}.linear.kernels.gdn_flashinfer", "maybe_build_flashinfer_checkpoint_plan"),
     _read(f"{_ATTENTION}.mamba.mamba", "MambaMixer2"),
     _read(
         f"{_ATTENTION}.mamba.mamba:MambaMixer2",
@@ -233,7 +238,8 @@ READ: tuple[tuple[Names, ...], ...] = (
         f"{_METADATA}:ForwardMetadata",
         "mamba_cache_indices mamba_track_indices retrieve_next_token retrieve_next_sibling has_mamba_track_mask "
         "mamba_track_mask_indices conv_states_mask_indices track_conv_indices track_ssm_h_src track_ssm_h_dst "
-        "track_ssm_final_src track_ssm_final_dst",
+        "track_ssm_final_src track_ssm_final_dst state_checkpoint_cu_starts num_state_checkpoints "
+        "state_checkpoint_every_n_tokens",
     ),
     _first_of(
         (
@@ -293,6 +299,8 @@ ARGUMENTS: tuple[str, ...] = (
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
     "speculative_num_steps",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
     "max_running_requests",
     "max_mamba_cache_size",
     "mamba_full_memory_ratio",
