@@ -42,6 +42,7 @@ _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWei
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+_RUNNER = "sglang.srt.model_executor.model_runner_components"
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter"
 _OVERRIDES = "sglang.srt.arg_groups.overrides"
 _CONTEXT = "sglang.srt.runtime_context"
@@ -132,6 +133,12 @@ RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_KVC}._calculate_mamba_ratio", "self"),
     _same(f"{_SCHEDULE}:mamba_lazy_spec_in_window", "req mamba_track_interval max_draft_tokens"),
     _same(f"{_CONTEXT}:RuntimeContext.override", "self source fields"),
+    _same(f"{_CONTEXT}:ParallelContext.override", "self kwargs"),
+    _either(f"{_CONTEXT}:publish", "server_args role hf_config", "server_args role hf_config ranks"),
+    _same(
+        f"{_RUNNER}.spec_aux_hidden_state:resolve_spec_aux_hidden_state_config",
+        "server_args model_config spec_algorithm is_draft_worker",
+    ),
     _same("sglang.srt.configs.hybrid_arch:mambaish_config", "model_config"),
     _same("sglang.srt.configs.model_config:ModelConfig.get_total_num_kv_heads", "self"),
     _same("sglang.srt.speculative.adaptive_spec_params:resolve_candidate_steps_from_config", "cfg_path"),
@@ -166,9 +173,28 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.configs.nemotron_h:NemotronHConfig", "mamba2_cache_params full_attention_layer_ids"),
     _read("sglang.srt.configs.mamba_utils:Mamba2CacheParams", "shape layers"),
     _read("sglang.srt.configs.mamba_utils:Mamba2StateShape", "conv temporal num_k_heads_per_tp"),
-    _read("sglang.srt.configs.model_config:ModelConfig", "dtype vocab_size head_dim v_head_dim"),
+    _read("sglang.srt.configs.model_config", "ModelConfig"),
+    _read(
+        "sglang.srt.configs.model_config:ModelConfig",
+        "dtype vocab_size head_dim v_head_dim num_hidden_layers from_server_args",
+    ),
     _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
-    _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram"),
+    _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram from_string"),
+    # a server that is not started
+    _read(_SIZING, "KVCacheConfigurator"),
+    _read(
+        _KVC,
+        "device gpu_id model_config server_args kv_cache_dtype kv_cache_dtype_str model_dtype page_size spec_algorithm "
+        "is_draft_worker post_capture_kv_active spec_aux_config is_hybrid_swa is_hybrid_swa_compress use_mla_backend "
+        "layer_info",
+    ),
+    _first_of((_KVC, "attn_dp_size pp_size"), (_KVC, "ps")),
+    _read(f"{_RUNNER}.layer_setup:ModelLayerInfo", "start_layer end_layer num_effective_layers"),
+    _read(f"{_RUNNER}.layer_setup", "ModelLayerInfo"),
+    _read(f"{_RUNNER}.spec_aux_hidden_state", "resolve_spec_aux_hidden_state_config"),
+    _first_of((_ARGUMENTS, "resolve_once"), (_ARGUMENTS, "")),
+    _first_of((_CONTEXT, "SpawnRanks"), (_CONTEXT, "")),
+    _first_of((f"{_CONTEXT}:ParallelContext", "override_permanently"), (f"{_CONTEXT}:ParallelContext", "")),
     # pools and their sizes
     _read(_SIZING, "get_schedule get_memory get_context"),
     _first_of((_SIZING, "max_speculative_num_draft_tokens"), (_ARGUMENTS, "max_speculative_num_draft_tokens")),
@@ -305,6 +331,16 @@ ARGUMENTS: tuple[str, ...] = (
     "max_mamba_cache_size",
     "mamba_full_memory_ratio",
     "disable_radix_cache",
+    # of a server that is not started
+    "device",
+    "dtype",
+    "skip_tokenizer_init",
+    "mamba_ssm_dtype",
+    "context_length",
+    "trust_remote_code",
+    "disable_overlap_schedule",
+    "mamba_radix_cache_strategy",
+    "enable_linear_replayssm_spec",
 )
 
 
