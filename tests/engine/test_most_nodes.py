@@ -29,7 +29,7 @@ def test_as_many_as_a_mask_has_bits(mode, checkpoint):
 
 @pytest.mark.parametrize("mode", IN_FULL)
 def test_one_more_is_refused(mode, checkpoint):
-    with pytest.raises(EngineError, match="--speculative-num-draft-tokens 65: .*at most 64 nodes"):
+    with pytest.raises(EngineError, match=r"--speculative-num-draft-tokens 65: .*at most 64 nodes"):
         run(_spec(checkpoint, mode, MAX_NODES + 1), [])
 
 
