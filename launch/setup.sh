@@ -5,9 +5,9 @@
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 SGLANG_VERSIONS=(0.5.23 0.5.17)
-# A version without an environment of its own can run on a CPU in that of another: its own sources stand first on the
-# path, and transformers and PyTorch are near enough to those it wants.
-declare -A SGLANG_RUNS_IN=([0.5.18]=0.5.17 [0.5.19]=0.5.17 [0.5.20]=0.5.17 [0.5.21]=0.5.23 [0.5.22]=0.5.23)
+# A version without an environment of its own can run on a CPU in that of another, which has the transformers it wants:
+# its own sources stand first on the path.
+declare -A SGLANG_RUNS_IN=([0.5.18]=0.5.17 [0.5.19]=0.5.17 [0.5.20]=0.5.17 [0.5.21]=0.5.17 [0.5.22]=0.5.23)
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }

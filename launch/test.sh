@@ -54,6 +54,8 @@ run_version() {
     local version="$1" suite code failed=0
     if [ -n "${SGLANG_RUNS_IN[$version]:-}" ]; then
         local -x PYTHONPATH="$ROOT/.cache/sglang/$version${PYTHONPATH:+:$PYTHONPATH}"
+        # 0.5.21's other radix tree is built for another PyTorch than 0.5.17's
+        [ "$version" != 0.5.21 ] || local -x SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python
     fi
     for suite in "${suites[@]}"; do
         # shellcheck disable=SC2086 - a suite is a list of words

@@ -104,6 +104,41 @@ def plan_tracking(
     return plan
 
 
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Where FlashInfer's GDN prefill leaves the states it is asked for, one a snapshot size.
+
+    Attributes
+        starts: per row, and once more at the end, the number of states that the rows before it leave.
+        sources: per tracked row whose length ends off a boundary, which of all states is its last one.
+    """
+
+    starts: list[int]
+    sources: list[int]
+
+
+def plan_checkpoints(
+    tracking: HostTracking, extend_lens: Sequence[int], prefix_lens: Sequence[int], *, every: int
+) -> CheckpointPlan:
+    """What SGLang's `maybe_build_flashinfer_checkpoint_plan` reads from the device, from host lists.
+
+    A row leaves a state after every ``every`` of its tokens, none before the first. Arguments as in `plan_tracking`.
+
+    Raises
+        ValueError: a tracked row has not even one state, as in SGLang.
+    """
+    starts = list(accumulate((length // every for length in extend_lens), initial=0))
+    sources: list[int] = []
+    for row, tracked in enumerate(tracking.mask):
+        length = tracking.seqlens[row] - prefix_lens[row]
+        if not tracked or length % every == 0:
+            continue
+        if length < every:
+            raise ValueError(f"row {row} is tracked after {length} tokens, and its first state comes after {every}")
+        sources.append(starts[row] + length // every - 1)
+    return CheckpointPlan(starts, sources)
+
+
 def logical_chunks(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]:
     """Split a flattened batch wherever a sequence or a physical chunk of ``chunk_size`` tokens begins.
 

@@ -11,18 +11,24 @@ TEST_GSM8K_DATA      GSM8K's test.jsonl (by default the tiny models' data)
 TEST_GSM8K_QUESTIONS how many of its lines are asked, worked examples included
 TEST_GSM8K_ACCURACY  the least share of right answers
 TEST_GSM8K_KL        the largest mean KL divergence, in nats (by default SGLang's for chains)
+TEST_GSM8K_RECORD    a file to which every figure is appended, a line of JSON each
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
+import io
 import json
 import os
 import random
+import re
 import shlex
 import socket
 import sys
 import unittest
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +131,24 @@ class Served:
     url: str
     process: Any
 
+    def record(self, request: pytest.FixtureRequest, **figures: float) -> None:
+        """Append ``figures`` of a test to TEST_GSM8K_RECORD, if that is asked for."""
+        path = os.environ.get("TEST_GSM8K_RECORD")
+        if path is None:
+            return
+        import torch
+
+        line = {
+            "test": request.node.name,
+            **figures,
+            "mode": self.case.mode or "default",
+            "flags": self.case.arguments(),
+            "device": torch.cuda.get_device_name() if GPU else "cpu",
+            **{name: importlib.metadata.version(name) for name in ("sglang", "sglang-mamba-mtp", "torch", "triton")},
+        }
+        with open(path, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
@@ -163,7 +187,7 @@ def server(request, sglang):  # noqa: F811
 # ----------------------------------------------------------------------------------------------------------- accuracy
 
 
-def test_few_shot_gsm8k(server, tmp_path):
+def test_few_shot_gsm8k(server, tmp_path, request):
     """The share of right answers."""
     from sglang.test.few_shot_gsm8k import run_eval
 
@@ -183,10 +207,11 @@ def test_few_shot_gsm8k(server, tmp_path):
     )
     with contextlib.chdir(tmp_path):  # it leaves its transcript there
         metrics = run_eval(arguments)
+    server.record(request, accuracy=float(metrics["accuracy"]), questions=server.case.questions)
     assert metrics["accuracy"] >= server.case.accuracy, metrics
 
 
-def test_accept_length(server):
+def test_accept_length(server, request):
     """Drafts are accepted. (SGLang's average of a server is not told in every version.)"""
     import requests
 
@@ -195,7 +220,9 @@ def test_accept_length(server):
     metas = [reply["meta_info"] for reply in requests.post(f"{server.url}/generate", json=body).json()]
     verifies = sum(meta["spec_verify_ct"] for meta in metas)
     assert verifies > 0
-    assert sum(meta["completion_tokens"] for meta in metas) / verifies >= server.case.accept_length
+    accept_length = sum(meta["completion_tokens"] for meta in metas) / verifies
+    server.record(request, accept_length=accept_length)
+    assert accept_length >= server.case.accept_length
 
 
 # ------------------------------------------------------------------------------------------ KL divergence, caches hit
@@ -236,7 +263,18 @@ def asserts(server):
     return make_mamba_prefill_assert(server.case.chunk), make_mamba_decode_assert(server.case.chunk)
 
 
-def test_kl_divergence_where_a_prefill_is_cached(server):
+def divergence(check: Callable[[], None]) -> float:
+    """Run one of SGLang's KL checks; returns the mean KL divergence that it prints, in nats."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            check()
+    finally:
+        print(printed.getvalue())
+    return float(re.search(r"^avg_kl_div=(\S+)$", printed.getvalue(), re.MULTILINE)[1])
+
+
+def test_kl_divergence_where_a_prefill_is_cached(server, request):
     """Two branches of two cached prompts, then a second turn: log-probabilities of decoding and of one prefill of all.
 
     At temperature 1. (Without SGLang's sampling kernel, so on a CPU, verify is greedy whatever the temperature; the
@@ -246,7 +284,8 @@ def test_kl_divergence_where_a_prefill_is_cached(server):
 
     prefixes = [prompt for prompt in prompts(server, 2, 2 * server.case.chunk + 20) for _ in range(2)]
     prefilled, decoded = asserts(server)
-    check(
+    run = functools.partial(
+        check,
         server.url,
         server.case.model,
         server.case.kl,
@@ -260,14 +299,16 @@ def test_kl_divergence_where_a_prefill_is_cached(server):
         replay_batch_size=4,
         sampling_temperature=1,
     )
+    server.record(request, kl_divergence=divergence(run))
 
 
-def test_kl_divergence_where_decoding_is_cached(server):
+def test_kl_divergence_where_decoding_is_cached(server, request):
     """The same where what is cached was decoded: two further turns of one conversation each."""
     from sglang.test.kl_multiturn_utils import test_input_output_logprobs_match_decode_cache_hit_helper as check
 
     _, decoded = asserts(server)
-    check(
+    run = functools.partial(
+        check,
         server.url,
         server.case.model,
         server.case.kl,
@@ -278,6 +319,7 @@ def test_kl_divergence_where_decoding_is_cached(server):
         replay_batch_size=4,
         sampling_temperature=1,
     )
+    server.record(request, kl_divergence=divergence(run))
 
 
 @pytest.mark.slow

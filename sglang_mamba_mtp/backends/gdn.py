@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
-from sglang.srt.layers.attention.linear.kernels.gdn_flashinfer import maybe_build_flashinfer_checkpoint_plan
 
+from ..compat import batches
 from ..names import GDN
-from ..tracking import HostTracking
+from ..tracking import HostTracking, plan_checkpoints
 from .prefill import MtpLinearBackend
 from .target_verify import TargetVerify
 
@@ -21,8 +21,25 @@ class GdnBackend(MtpLinearBackend, GDNAttnBackend):
 
     def _add_tracking(self, forward_batch: Any, tracking: HostTracking) -> None:
         super()._add_tracking(forward_batch, tracking)
-        if self.kernel_dispatcher.extend_uses_state_checkpoints:  # FlashInfer's prefill numbers its states otherwise
-            maybe_build_flashinfer_checkpoint_plan(forward_batch, self.forward_metadata, self.device)
+        # FlashInfer's prefill numbers its states otherwise; without a source in them SGLang asks it for none.
+        if self.kernel_dispatcher.extend_uses_state_checkpoints and self.forward_metadata.track_ssm_h_src.numel():
+            self._plan_checkpoints(forward_batch, tracking)
+
+    def _plan_checkpoints(self, forward_batch: Any, tracking: HostTracking) -> None:
+        """What SGLang's `maybe_build_flashinfer_checkpoint_plan` adds, without its four copies from the device."""
+        every = batches.snapshot_size()
+        plan = plan_checkpoints(
+            tracking, forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu, every=every
+        )
+        metadata, sources = self.forward_metadata, len(plan.sources)
+        if sources != metadata.track_ssm_h_dst.shape[0]:
+            raise ValueError(f"{metadata.track_ssm_h_dst.shape[0]} states are tracked, FlashInfer leaves {sources}")
+        # The kernel's own argument first: it may want it aligned.
+        index = self._to_device(plan.starts + plan.sources, torch.int64)
+        metadata.state_checkpoint_cu_starts = index[: len(plan.starts)]
+        metadata.track_ssm_h_src = index[len(plan.starts) :]
+        metadata.num_state_checkpoints = plan.starts[-1]
+        metadata.state_checkpoint_every_n_tokens = every
 
 
 class VerifyGdn(TargetVerify, GdnBackend):

@@ -118,6 +118,17 @@ def largest_draft(server_args: Any) -> int:
     return int(largest() if largest is not None else server_args.max_speculative_num_draft_tokens)
 
 
+def draft_lengths(server_args: Any) -> list[int]:
+    """How many draft nodes a verify may have: one number, or with adaptive speculation several."""
+    args = resolved(server_args)
+    lengths = {int(args.speculative_num_draft_tokens)}
+    if args.speculative_adaptive:
+        params = importlib.import_module("sglang.srt.speculative.adaptive_spec_params")
+        steps = params.resolve_candidate_steps_from_config(cfg_path=args.speculative_adaptive_config)
+        lengths |= {step + 1 for step in steps}
+    return sorted(lengths)
+
+
 def _configurator_module() -> Any:
     return importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
 

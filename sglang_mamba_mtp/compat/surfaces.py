@@ -83,6 +83,10 @@ HOOKED: dict[str, Surface] = {
         "self can_run_cuda_graph running_batch num_correct_drafts",
         "self can_run_cuda_graph running_batch num_generated_tokens",
     ),
+    "resume_memory": _same(
+        "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.resume_memory_occupation",
+        "self recv_req",
+    ),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
     "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
@@ -92,7 +96,7 @@ HOOKED: dict[str, Surface] = {
     ),
 }
 
-#: Surfaces that are overridden or called: not patched, but they must be what we think they are.
+#: Surfaces that are overridden, called or stood in for: not patched, but they must be what we think they are.
 RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_BASE_BACKEND}.init_forward_metadata_in_graph", "self forward_batch"),
     _same(f"{_HL}:MambaAttnBackendBase.__init__", "self model_runner"),

@@ -65,7 +65,8 @@ def padded_attention(
     """Batched attention with few queries a request; scores and softmax in float32.
 
     Args:
-        q: `[bs, n, H, D]`; k: `[bs, L, Hkv, D]`; v: `[bs, L, Hkv, Dv]`; mask: `[bs, n, L]` bool, True = attend.
+        q: `[bs, n, H, D]`; k: `[bs, L, Hkv, D]`; v: `[bs, L, Hkv, Dv]`; mask: `[bs, n, L]` bool, True = attend. Keys
+            and values that nobody attends to may be anything, NaN too.
 
     Returns:
         `[bs, n, H, Dv]` in q's dtype.
@@ -77,7 +78,8 @@ def padded_attention(
     scores = queries @ k.float().permute(0, 2, 3, 1) * scale
     scores = scores.view(bs, kv_heads, group, n, -1).masked_fill(~mask[:, None, None], float("-inf"))
     weights = scores.softmax(-1).view(bs, kv_heads, group * n, -1)
-    out = weights @ v.float().permute(0, 2, 1, 3)
+    seen = v.float().masked_fill(~mask.any(1)[:, :, None, None], 0.0)
+    out = weights @ seen.permute(0, 2, 1, 3)
     out = out.view(bs, kv_heads, group, n, -1).permute(0, 3, 1, 2, 4)
     return out.reshape(bs, n, heads, -1).to(q.dtype)
 

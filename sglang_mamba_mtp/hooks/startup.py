@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from ..metrics.facts import Facts, facts_of
 from ..state import sizing
+from ..state.pools import MtpMambaPool
 from . import registry
 
 logger = logging.getLogger(__name__)
@@ -168,6 +170,17 @@ def announce(result: None, runner: Any) -> None:
     )
     setattr(runner, _FACTS, known)
     _log(known.line())
+    pool = runner.req_to_token_pool.mamba_pool
+    if isinstance(pool, MtpMambaPool):
+        _warm_up(pool, runner)
+
+
+def _warm_up(pool: MtpMambaPool, runner: Any) -> None:
+    """Compile now what a step launches outside its captured graphs: no request is to wait for that, on any rank."""
+    started = time.perf_counter()
+    tracked = runner.req_to_token_pool.enable_mamba_extra_buffer
+    pool.warm_up(startup.draft_lengths(runner.server_args), tracked=tracked)
+    _log(f"mamba-mtp: commit and slot kernels are ready after {time.perf_counter() - started:.1f} s")
 
 
 def facts(runner: Any) -> Facts | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, observe, radix_cache, startup, step
+from . import flags, observe, radix_cache, sleep, startup, step
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -36,6 +36,7 @@ TABLE: tuple[Hook, ...] = (
         "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
     ),
     Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
+    Hook("resume_memory", "AFTER", sleep.wake, OWN_POOL, "memory comes back from sleep with its contents lost"),
     Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
     Hook(
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"

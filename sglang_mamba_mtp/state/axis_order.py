@@ -34,8 +34,13 @@ class AxisOrders:
         """``states`` is the pool's ``temporal`` [L, S, ...]; every slot starts as VK."""
         self._states = states
         self._ops = common.ops_for(states.device)
-        self.bits = torch.full((states.shape[1],), VK, dtype=torch.uint8, device=states.device)
+        self.bits = torch.empty(states.shape[1], dtype=torch.uint8, device=states.device)
         self.write = write
+        self.renew()
+
+    def renew(self) -> None:
+        """Every slot is VK again, as in a new pool."""
+        self.bits.fill_(VK)
 
     @property
     def in_play(self) -> torch.Tensor | None:

@@ -55,15 +55,23 @@ class DraftSlots(DraftStore):
         device = states.device
         self.first, self._rows = first, rows
         self._axis_orders = axis_orders
-        self.current_input = torch.full((rows,), -1, dtype=torch.int32, device=device)
-        self.row_slot = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.slot_row = torch.zeros(first, dtype=torch.int32, device=device)
+        self.current_input = torch.empty(rows, dtype=torch.int32, device=device)
+        self.row_slot = torch.empty(rows, dtype=torch.int32, device=device)
+        self.slot_row = torch.empty(first, dtype=torch.int32, device=device)
         self._books = SlotBooks(self.current_input, self.row_slot, self.slot_row, first, nodes)
         self._layers = [States(layer, axis_orders.in_play, axis_orders.write) for layer in states]
-        self._read_slots = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        self._write_slots = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
-        self._track_source = torch.zeros(max_batch, dtype=torch.int32, device=device)
-        axis_orders.mark(torch.arange(first, states.shape[1], device=device), axis_orders.write)
+        self._read_slots = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self._write_slots = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
+        self._track_source = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self.renew()
+
+    def renew(self) -> None:
+        super().renew()
+        self.current_input.fill_(-1)
+        for buffer in (self.row_slot, self.slot_row, self._read_slots, self._write_slots, self._track_source):
+            buffer.zero_()
+        slots = torch.arange(self.first, self.states.shape[1], device=self.states.device)
+        self._axis_orders.mark(slots, self._axis_orders.write)
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:
@@ -105,6 +113,10 @@ class DraftSlots(DraftStore):
             self.rows(batch),
             self._books,
         )
+
+    def _warm_up_verify(self, batch: VerifyBatch) -> None:
+        super()._warm_up_verify(batch)
+        self._place(batch)
 
     def _nodes(self, batch: VerifyBatch) -> NodeSlots:
         parents = None if batch.chain else self.parents(batch)

@@ -9,11 +9,14 @@ overwrites a slot forgets what was known about it.
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from mamba_mtp_kernels import common
+from sglang.srt.constants import GPU_MEMORY_TYPE_KV_CACHE
 from sglang.srt.mem_cache.memory_pool import MambaPool
 
 from .. import config
@@ -22,7 +25,7 @@ from ..errors import MtpError
 from ..families.table import FAMILIES
 from .axis_order import VK, axis_orders_for
 from .draft_slots import DraftSlots
-from .store import DraftStore
+from .store import DraftStore, padding_slots
 from .window import Window, WindowShape
 
 
@@ -59,7 +62,8 @@ class MtpMambaPool(MambaPool):
         self.cache_params = cache_params
         self.max_nodes = speculative_num_draft_tokens or 0
         self.request_rows = spec_state_size + 1
-        self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
+        with self._memory():
+            self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
         self._ops = common.ops_for(self.mamba_cache.temporal.device)
         self.store: DraftStore | None = None
         self._opened_as: object = None
@@ -73,7 +77,8 @@ class MtpMambaPool(MambaPool):
         """
         kind = self._kind_of_store(family, model_runner)
         if self.store is None:
-            self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
+            with self._memory():
+                self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
         elif self._opened_as != kind:
             raise MtpError(f"two backends over one mamba pool want different buffers: {self._opened_as}, {kind}")
         return self.store
@@ -85,6 +90,32 @@ class MtpMambaPool(MambaPool):
     @abstractmethod
     def _make_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
         """What the mode keeps of draft nodes."""
+
+    def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
+        """Have compiled, before requests wait for it, what slots and commits will launch (`DraftStore.warm_up`)."""
+        if self.store is None:
+            return
+        self.store.warm_up(lengths, tracked=tracked)
+        for slots in padding_slots(self.device):
+            self.settle_for_sglang(slots)
+            self._copy_states(slots, slots)
+
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Allocate as SGLang's pool does: in memory that its sleep mode gives back, and from its own allocator if it
+        has one."""
+        own = torch.cuda.use_mem_pool(self.custom_mem_pool) if self.enable_custom_mem_pool else contextlib.nullcontext()
+        with self.memory_saver_adapter.region(GPU_MEMORY_TYPE_KV_CACHE), own:
+            yield
+
+    def renew(self) -> None:
+        """All slots are free, and the pool's memory was given back and taken again: fill what must hold a value.
+
+        In place. States need none: a slot is cleared, or copied into, before anybody reads it.
+        """
+        self.axis_orders.renew()
+        if self.store is not None:
+            self.store.renew()
 
     @property
     def speculative_bytes(self) -> int:
@@ -118,12 +149,15 @@ class MtpMambaPool(MambaPool):
         together, more than a server that fills its memory with slots has left.
         """
         self.settle(src_indices)
-        for states in (self.mamba_cache.temporal, *self.mamba_cache.conv):
-            self._ops.move_states(states, src_slots=src_indices, dst_slots=dst_indices)
+        self._copy_states(src_indices, dst_indices)
         for sibling in batches.slot_siblings(self):
             sibling.copy_slots(src_indices, dst_indices)
         self.overwritten_by_sglang(dst_indices)
         self.axis_orders.move(src_indices, dst_indices)
+
+    def _copy_states(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
+        for states in (self.mamba_cache.temporal, *self.mamba_cache.conv):
+            self._ops.move_states(states, src_slots=src_slots, dst_slots=dst_slots)
 
     def get_cpu_copy(self, indices: torch.Tensor) -> HostCopy:
         self.settle(indices)

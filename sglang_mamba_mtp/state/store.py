@@ -10,7 +10,9 @@ forward stream, without host reads.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +34,30 @@ class VerifyBatch:
     nodes: int
     chain: bool
 
+    @classmethod
+    def padding(cls, size: int, nodes: int, device: torch.device) -> VerifyBatch:
+        """``size`` rows of nobody."""
+        slots = torch.full((size,), -1, dtype=torch.int32, device=device)
+        return cls(slots, rows=torch.zeros(size, dtype=torch.int64, device=device), nodes=nodes, chain=True)
+
     @property
     def size(self) -> int:
         return self.slots.shape[0]
+
+
+#: Batches that Triton compiles for apart: of 1, of a multiple of 16, of any other size.
+WARM_SIZES = (1, 2, 16)
+
+#: SGLang hands over slots and nodes as either, by version, by device and by who asks.
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def padding_slots(device: torch.device | str) -> Iterator[torch.Tensor]:
+    """Slots of nobody, in every form that Triton compiles apart."""
+    for size, dtype in itertools.product(WARM_SIZES, INDEX_DTYPES):
+        yield torch.full((size,), -1, dtype=dtype, device=device)
+    # A request's own slot is an entry of a longer tensor, and not aligned as a tensor of its own is.
+    yield torch.full((2,), -1, dtype=torch.int64, device=device)[1:]
 
 
 class DraftStore(ABC):
@@ -58,8 +81,8 @@ class DraftStore(ABC):
         self._common = common.ops_for(device)
         self._conv = conv1d.ops_for(device)
         self._max_batch = max_batch
-        self._parents = torch.zeros(max_batch * nodes, dtype=torch.int32, device=device)
-        self._ancestors = torch.zeros(max_batch * nodes, dtype=torch.int64, device=device)
+        self._parents = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
+        self._ancestors = torch.empty(max_batch * nodes, dtype=torch.int64, device=device)
 
     # ------------------------------------------------------------------------------------------------------- a verify
 
@@ -141,7 +164,48 @@ class DraftStore(ABC):
     def discard(self, slots: torch.Tensor) -> None:
         """Forget what is known about ``slots``, whose states somebody has written or is about to write."""
 
+    # ------------------------------------------------------------------------------------------------------- start-up
+
+    def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
+        """Launch everything beside the verify itself once for each way in which it will be called, on padding alone.
+
+        A kernel is compiled when it is first launched, and every rank waits for the slowest. Capturing graphs launches
+        the verify, and nothing of what follows it. ``lengths`` are the draft lengths that
+        will be met, ``tracked`` says whether commits write snapshots. No state and no bookkeeping changes.
+        """
+        device = self.states.device
+        for size, nodes in itertools.product(WARM_SIZES, lengths):
+            batch = VerifyBatch.padding(size, nodes, device)
+            self._warm_up_verify(batch)
+            for dtype in INDEX_DTYPES:
+                nobody = torch.full((size,), -1, dtype=dtype, device=device)
+                self.commit(
+                    batch,
+                    last_correct=nobody,
+                    track_slots=nobody.to(torch.int64) if tracked else None,
+                    steps_to_track=nobody if tracked else None,
+                )
+        for slots in padding_slots(device):
+            self.settle(slots)
+            self.discard(slots)
+
+    def _warm_up_verify(self, batch: VerifyBatch) -> None:
+        """What a verify launches beside the family's kernels: ``batch`` is padding."""
+        links = torch.full((batch.size, batch.nodes), -1, dtype=torch.int64, device=self.states.device)
+        self.prepare(batch, links, links)
+        self.prepare(batch, None, None)
+
     # -------------------------------------------------------------------------------------------------------- memory
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Fill every buffer as a new store has it: nothing is known about any slot or row.
+
+        In place, because captured graphs hold addresses. For a store whose memory was given back and taken again, which
+        may hold anything; constructors end with it.
+        """
+        self._parents.zero_()
+        self._ancestors.zero_()
 
     @property
     @abstractmethod

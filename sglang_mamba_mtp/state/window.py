@@ -103,22 +103,30 @@ class Window(DraftStore):
         self.shape = shape
         self._fold = fold
         self._axis_orders = axis_orders
-        self.pending = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
-        self.window_row = torch.zeros(states.shape[1], dtype=torch.int32, device=device)
-        self.order = torch.arange(shape.capacity, dtype=torch.int32, device=device).repeat(rows, 1)
+        self.pending = torch.empty(states.shape[1], dtype=torch.int32, device=device)
+        self.window_row = torch.empty(states.shape[1], dtype=torch.int32, device=device)
+        self.order = torch.empty((rows, shape.capacity), dtype=torch.int32, device=device)
         self.fields = {
-            name: torch.zeros((shape.layers, rows, shape.capacity, *field.shape), dtype=field.dtype, device=device)
+            name: torch.empty((shape.layers, rows, shape.capacity, *field.shape), dtype=field.dtype, device=device)
             for name, field in shape.fields.items()
         }
-        self.conv_inputs = torch.zeros(
+        self.conv_inputs = torch.empty(
             (shape.layers, rows, shape.nodes, shape.conv_dim), dtype=shape.conv_dtype, device=device
         )
         self._window = shape.kind(self.pending, self.order, shape.threshold, **self.fields)
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         #: order in which a verify starts its rows: any permutation gives the same results
-        self.schedule = torch.arange(max_batch, dtype=torch.int32, device=device) if fold_first else None
-        self._track_count = torch.zeros(max_batch, dtype=torch.int32, device=device)
+        self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device) if fold_first else None
+        self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self.renew()
+
+    def renew(self) -> None:
+        super().renew()
+        for buffer in (self.pending, self.window_row, self.conv_inputs, self._track_count, *self.fields.values()):
+            buffer.zero_()
+        for permutation in (self.order, *(() if self.schedule is None else (self.schedule,))):
+            permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ in what a token costs; hidden size, experts, MLPs and vocabulary are small, so t
 its pools itself, from one number that is fixed here: the memory left for state slots and KV cache together, where
 otherwise it would take what the weights leave of --mem-fraction-static. NEXTN chains of N-1 steps.
 
-Reads the plugin's log lines "mamba-mtp state" and "mamba-mtp memory" and the pools' own sizes.
+Reads what the plugin's log says of its state, what its sizing came to, and the pools' own sizes.
 """
 
 from __future__ import annotations
@@ -170,6 +170,10 @@ def engine(options: dict[str, Any]) -> dict[str, Any]:
         },
     )
     scheduler = child.build_scheduler(spec)
+    from sglang_mamba_mtp.state import sizing
+
+    if sizing.last is not None:  # a server logs it for debugging only
+        print(sizing.last.message(), flush=True)
     runner = scheduler.tp_worker.model_runner
     requests, cache = runner.req_to_token_pool, runner.req_to_token_pool.mamba_pool.mamba_cache
     return {

@@ -53,6 +53,8 @@ def test_padded_attention(attention, dtype: torch.dtype):
     k, v = torch.randn(2, bs, length, kv_heads, dim).to(dtype)
     mask = torch.rand(bs, n, length) > 0.4
     mask[..., 0] = True
+    mask[1, :, 5:] = False  # padding: memory that nobody has written
+    k[1, 5:], v[1, 5:] = float("nan"), float("nan")
     got = attention.padded_attention(q, k, v, mask, 0.3)
     assert got.dtype == dtype
     for b in range(bs):

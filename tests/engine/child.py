@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import cuda_ops, sabotage
+from . import cuda_ops, launches, sabotage, sleep
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -54,7 +54,12 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     if spec.device != "cpu":
         cuda_ops.install()
     sabotage.apply(spec.sabotage)
+    saver = sleep.MemorySaver()
+    if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
+        saver.install()
+    compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
     scheduler = build_scheduler(spec)
+    at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
     if spec.retract_every is not None:
@@ -79,6 +84,10 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         pool_bytes=allocated_bytes(tensors_behind(pool)),
         slot_bytes=allocated_bytes([pool.mamba_cache.temporal, *pool.mamba_cache.conv]),
         hooks=hooks,
+        compiled=at_start,
+        compiled_late=[launch for launch in compiled.seen if launch not in at_start],
+        released_bytes=feeder.released_bytes,
+        kept=saver.kept(tensors_behind(pool)),
         graphs=recorder.graphs,
         ended_as_tails=recorder.ended_as_tails,
         seconds_to_build=built - started,

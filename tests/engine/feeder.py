@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from . import sleep
 from .scenario import Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -50,6 +51,8 @@ class Feeder:
         self._abort_notices: set[str] = set()
         self._last_progress = (0, -1)
         self._idle_steps = 0
+        self._first: list[Any] = []
+        self._free_bytes: list[int] = []
         self._install()
 
     def _install(self) -> None:
@@ -74,6 +77,12 @@ class Feeder:
         if type(output).__name__ == "AbortReq":
             self._abort_notices.add(output.rid)
 
+    @property
+    def released_bytes(self) -> int:
+        """Memory of the device that was free during the first sleep and not before it."""
+        before, asleep = self._free_bytes[:2] or (0, 0)
+        return asleep - before
+
     # -- what the scheduler calls --------------------------------------------------------------------------------
 
     def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
@@ -83,6 +92,10 @@ class Feeder:
             raise TimeoutError(f"not done after {self._max_steps} event-loop steps: {self._describe()}")
         if self._scenario is None and not self._next_scenario():
             return list(local_reqs)
+        if self._first:  # one a turn, with a turn of an idle scheduler between them
+            self._start = self.step + 1
+            self._free_bytes.append(sleep.free_bytes())
+            return [*local_reqs, self._first.pop(0)]
         messages = [*local_reqs, *self._arrivals(), *self._aborts()]
         self._check_progress(bool(messages))
         if self._done():
@@ -104,6 +117,8 @@ class Feeder:
         self._scenario = self.todo.pop(0)
         if self._scenario.flush and not self.scheduler.flush_cache():
             raise AssertionError("the idle scheduler refused to flush its cache")
+        if self._scenario.sleep:
+            self._first = sleep.messages()
         self._start, self._sent, self._abort_sent = self.step, {}, set()
         return True
 

@@ -10,6 +10,7 @@ and a process that has initialised CUDA cannot fork into one that uses it (`run_
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -96,7 +97,8 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         out, log = Path(folder, "result"), Path(folder, "log")
         process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
-        process.start()
+        with _memory_saver(spec):
+            process.start()
         process.join(spec.timeout)
         if process.is_alive():
             process.kill()
@@ -110,6 +112,15 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         payload.log = log.read_text(errors="replace")
     _note(spec, payload)
     return payload
+
+
+def _memory_saver(spec: EngineSpec) -> contextlib.AbstractContextManager:
+    """What the process of an engine that sleeps must be started in; on a CPU `sleep.MemorySaver` needs nothing."""
+    if spec.device == "cpu" or not spec.extra.get("enable_memory_saver"):
+        return contextlib.nullcontext()
+    import torch_memory_saver
+
+    return torch_memory_saver.configure_subprocess()
 
 
 def run_all(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int) -> list[Result | EngineError]:

@@ -50,6 +50,13 @@ def _skip_settle():
     MtpMambaPool.settle = lambda self, slots: None
 
 
+def _skip_renew():
+    """The pool's memory comes back from sleep as it is (the plugin's own modes)."""
+    from sglang_mamba_mtp.state.pools import MtpMambaPool
+
+    MtpMambaPool.renew = lambda self: None
+
+
 def _skip_discard():
     """What is known about a recycled or overwritten slot outlives its former owner (the plugin's own modes)."""
     from sglang_mamba_mtp.state.pools import MtpMambaPool
@@ -117,6 +124,7 @@ FAULTS = {
     "track_root": _track_root,
     "skip_settle": _skip_settle,
     "skip_discard": _skip_discard,
+    "skip_renew": _skip_renew,
     "stale_layout": _stale_layout,
     "unturned": _unturned,
     "unhook_commit": _unhook_commit,

@@ -43,11 +43,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Requests that run together. ``flush`` empties the radix cache and the pools before it begins."""
+    """Requests that run together. ``flush`` empties the radix cache and the pools before it begins; ``sleep`` gives
+    their memory back and takes it again."""
 
     name: str
     requests: tuple[Request, ...]
     flush: bool = False
+    sleep: bool = False
 
     def __post_init__(self):
         rids = [request.rid for request in self.requests]

@@ -19,7 +19,8 @@ class EngineSpec:
     is a chain of steps + 1 nodes); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is
     what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
     tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
-    after every forward (synchronises each step: on a GPU it undoes the overlap). retract_every: force a retraction
+    after every forward (synchronises each step: on a GPU it undoes the overlap). count_compiled: note which of our
+    kernels are compiled, on a CPU would be compiled, while requests are served. retract_every: force a retraction
     every so many forwards. sabotage: a fault of sabotage.py. extra: further ServerArgs fields, which win over all else.
     """
 
@@ -41,6 +42,7 @@ class EngineSpec:
     dtype: str = "float32"
     overlap: bool = False
     record_live: bool = True
+    count_compiled: bool = False
     sabotage: str | None = None
     retract_every: int | None = None
     max_steps: int = 20_000
@@ -110,6 +112,9 @@ class Result:
     ``gaps`` (of plain engines) says, for every prefix a token was chosen after, by how much its logit led the next one.
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
+    ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
+    ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
+    ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
     ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
     ended with a token they decoded in a prefill's batch (mixed chunks).
     """
@@ -126,6 +131,10 @@ class Result:
     pool_bytes: int
     slot_bytes: int
     hooks: list[str]
+    kept: list[str]
+    released_bytes: int
+    compiled: list[str]
+    compiled_late: list[str]
     graphs: int
     ended_as_tails: int
     seconds_to_build: float

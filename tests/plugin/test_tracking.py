@@ -46,3 +46,24 @@ def test_plan_by_hand(boundary_states):
         assert plan.h_rows == [] and plan.recompute_rows == [2, 3] and plan.recompute_ends == [37, 57]
     else:
         assert plan.h_rows == [2, 3] and plan.h_src == ([3, 5] if boundary_states == PER_SEQUENCE else [2, 3])
+
+
+def test_checkpoints_by_hand():
+    """Rows of 70, 5, 64 and 40 tokens with a state every 32: 2, 0, 2 and 1 of them. The first row is snapshotted at its
+    second state, the third, which ends on one, by its final state, the last at its first."""
+    lens, prefixes = [70, 5, 64, 40], [10, 0, 0, 7]
+    plan = tracking.plan_checkpoints(
+        HostTracking([True, False, True, True], [10 + 65, -1, 64, 7 + 33]), lens, prefixes, every=32
+    )
+    assert plan.starts == [0, 2, 2, 4, 5] and plan.sources == [1, 4]
+
+
+def test_tracking_may_cover_fewer_rows_than_a_padded_batch():
+    plan = tracking.plan_checkpoints(HostTracking([True], [33]), [40, 64], [0, 0], every=32)
+    assert plan.starts == [0, 1, 3] and plan.sources == [0]
+
+
+def test_a_state_before_the_first_checkpoint_is_an_error():
+    """SGLang raises too: the prefill leaves no such state."""
+    with pytest.raises(ValueError, match=r"row 1.*20 tokens.*32"):
+        tracking.plan_checkpoints(HostTracking([False, True], [-1, 25]), [40, 40], [0, 5], every=32)

@@ -307,6 +307,17 @@ class Lives(RuleBasedStateMachine):
         self.free_slots += [request.slot, request.track]
         self.release(request)
 
+    @rule()
+    def sleep(self) -> None:
+        """The memory is given back while nobody runs, with all that the cache holds, and comes back as garbage."""
+        if self.pick(8):
+            return
+        for tensor in tensors_of(self.pool):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0x7F)
+        self.pool.renew()
+        self.free_slots, self.free_rows = list(range(1, SLOTS + 1)), list(range(1, ROWS + 1))
+        self.running, self.cached = [], {}
+
     @precondition(lambda self: self.cached)
     @rule()
     def evict(self) -> None:
@@ -328,6 +339,13 @@ class Lives(RuleBasedStateMachine):
     def check(self, slot: int, state: State) -> None:
         torch.testing.assert_close(self.read(slot).temporal, state.temporal, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(self.read(slot).conv, state.conv, rtol=1e-5, atol=1e-6)
+
+
+def tensors_of(pool) -> list[torch.Tensor]:
+    """Everything that lies in a pool's memory: its own tensors, its axis orders' and its store's."""
+    things = (*vars(pool.axis_orders).values(), *vars(pool.store).values(), *getattr(pool.store, "fields", {}).values())
+    held = {id(thing): thing for thing in things if isinstance(thing, torch.Tensor)}
+    return [pool.mamba_cache.temporal, *pool.mamba_cache.conv, *held.values()]
 
 
 def links(parents: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
