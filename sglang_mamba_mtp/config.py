@@ -1,9 +1,9 @@
 """The modes and options there are, and `MtpConfig`: what the operator asked for. The only reader of the plugin's flags
 and environment variables.
 
-Flags and environment variables are two spellings of the same options. A flag wins and is exported into the
-environment, which every worker process inherits: workers read the environment only. Which options came as flags is
-exported too (`FLAGS_GIVEN`), so that every process names an option as its operator spelled it.
+Flags, keywords of `sgl.Engine` and environment variables are spellings of the same options. The first two win and are
+exported into the environment, which every worker process inherits: workers read the environment only. How an option was
+spelled is exported too (`SPELLINGS`), so that every process names it as its operator did.
 """
 
 from __future__ import annotations
@@ -83,8 +83,12 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """Attribute of the parsed flags."""
+        """Attribute of the parsed flags, and keyword of an engine."""
         return self.flag.removeprefix("--").replace("-", "_")
+
+    def spelled(self, text: str, spelling: str) -> str:
+        """The option with its value, and in ``spelling``."""
+        return {FLAG: f"{self.flag} {text}", KEYWORD: f"{self.dest}={text}"}.get(spelling, f"{self.env}={text}")
 
 
 OPTIONS: dict[str, Option] = {
@@ -119,12 +123,18 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-#: Environment variable: names of the options that were given as flags, separated by commas. Written by `take_flags`.
-FLAGS_GIVEN = "SGLANG_MAMBA_MTP_FLAGS_GIVEN"
+#: Environment variable: which options were given as FLAG or KEYWORD (``mode=flag,window=flag``), for messages.
+SPELLINGS = "SGLANG_MAMBA_MTP_SPELLINGS"
+FLAG, KEYWORD, VARIABLE = "flag", "keyword", "variable"
+
+#: How to take an option back.
+_TAKE_BACK = {FLAG: "leave the flag out", KEYWORD: "leave the keyword out", VARIABLE: "unset the variable"}
 
 
-def _flags_given(environ: Mapping[str, str]) -> set[str]:
-    return set(filter(None, environ.get(FLAGS_GIVEN, "").split(",")))
+def _spellings(environ: Mapping[str, str]) -> dict[str, str]:
+    """By option name; an option that is not in it was given as a variable."""
+    entries = (entry.partition("=") for entry in environ.get(SPELLINGS, "").split(","))
+    return {name: spelling for name, _, spelling in entries if spelling}
 
 
 @dataclass(frozen=True)
@@ -145,26 +155,26 @@ class MtpConfig:
             MtpError: a value cannot be read, or an option does nothing in the mode.
         """
         environ = os.environ if environ is None else environ
-        flags = _flags_given(environ)
+        spellings = _spellings(environ)
         values: dict[str, Any] = {}
         given: dict[str, str] = {}
         for option in OPTIONS.values():
             text = environ.get(option.env, "").strip()
             if not text:
                 continue
-            as_flag = option.name in flags
-            given[option.name] = f"{option.flag} {text}" if as_flag else f"{option.env}={text}"
+            spelling = spellings.get(option.name, VARIABLE)
+            given[option.name] = option.spelled(text, spelling)
             try:
                 values[option.name] = option.parse(text)
             except ValueError:
-                undo = "leave the flag out" if as_flag else f"unset the variable (the flag is {option.flag})"
+                undo = _TAKE_BACK[spelling] + (f" (the flag is {option.flag})" if spelling == VARIABLE else "")
                 raise MtpError(
                     f"{given[option.name]}: expected {option.expects}; correct the value or {undo}"
                 ) from None
         config = cls(**values, given=given)
         for name in given:
             if name != "mode" and name not in MODES[config.mode].options:
-                undo = "leave it out" if name in flags else "unset it"
+                undo = _TAKE_BACK[spellings.get(name, VARIABLE)]
                 raise MtpError(
                     f"{given[name]}: no effect in mode {config.mode!r}; {undo}" + _choose_instead(name, config.mode)
                 )
@@ -172,7 +182,7 @@ class MtpConfig:
 
     def spelled(self, name: str) -> str:
         """An option with its value, as the operator spelled it; one not given as its flag would be."""
-        return self.given.get(name, f"{OPTIONS[name].flag} {getattr(self, name)}")
+        return self.given.get(name) or OPTIONS[name].spelled(str(getattr(self, name)), FLAG)
 
 
 def _choose_instead(option: str, current: str) -> str:
@@ -206,14 +216,28 @@ def take_flags(parsed: argparse.Namespace, environ: MutableMapping[str, str] | N
     global _on_command_line
     if environ is None:
         environ, _on_command_line = os.environ, True
-    flags = _flags_given(environ)
+    return _take(vars(parsed), FLAG, environ)
+
+
+def take_keywords(given: Mapping[str, Any]) -> MtpConfig:
+    """The same with an engine's keywords, into this process's environment.
+
+    Raises
+        MtpError: see `MtpConfig.from_env`.
+    """
+    return _take(given, KEYWORD, os.environ)
+
+
+def _take(given: Mapping[str, Any], spelling: str, environ: MutableMapping[str, str]) -> MtpConfig:
+    """``given``: by `Option.dest`, None for none."""
+    spellings = _spellings(environ)
     for option in OPTIONS.values():
-        value = getattr(parsed, option.dest, None)
+        value = given.get(option.dest)
         if value is not None:
             environ[option.env] = str(value)
-            flags.add(option.name)
-    if flags:
-        environ[FLAGS_GIVEN] = ",".join(sorted(flags))
+            spellings[option.name] = spelling
+    if spellings:
+        environ[SPELLINGS] = ",".join(f"{name}={how}" for name, how in sorted(spellings.items()))
     return MtpConfig.from_env(environ)
 
 

@@ -64,9 +64,8 @@ class EngineArguments:
             else:
                 os.environ[name] = text
         options = [option for option in config.OPTIONS.values() if option.dest in keywords]
-        self._before = {option.env: os.environ.get(option.env) for option in options}
-        given = {option.dest: keywords.pop(option.dest) for option in options}
-        asked = config.take_flags(argparse.Namespace(**given))
+        self._before = {name: os.environ.get(name) for name in (config.SPELLINGS, *(option.env for option in options))}
+        asked = config.take_keywords({option.dest: keywords.pop(option.dest) for option in options})
         if asked.mode != OFF and len(registered()) == len(HOOKS):
             raise MtpError(
                 f"Engine(mamba_mtp_mode={asked.mode!r}): the plugin was loaded with "

@@ -61,8 +61,8 @@ def test_the_environment_is_put_back(forked):
     "keywords, environment, words",
     [
         ({"mamba_mtp_mode": "fast"}, {}, ["fast", "expected one of replay"]),
-        ({"mamba_mtp_window": "abc"}, {}, ["abc", "--mamba-mtp-window"]),
-        ({"mamba_mtp_mode": "slots", "mamba_mtp_window": 4}, {}, ["has no effect in mode 'slots'"]),
+        ({"mamba_mtp_window": "abc"}, {}, ["MtpError: mamba_mtp_window=abc: expected a number", "the keyword out"]),
+        ({"mamba_mtp_mode": "slots", "mamba_mtp_window": 4}, {}, ["mamba_mtp_window=4: no effect in mode 'slots'"]),
         ({"mamba_mtp_mode": "replay"}, {MODE: "off"}, ["Engine(mamba_mtp_mode='replay')", "unset"]),
         ({"mamba_mtp_speed": 3}, {}, ["mamba_mtp_speed"]),
     ],

@@ -30,7 +30,7 @@ def test_environment():
 def test_flag_wins_and_is_exported():
     environ = {"SGLANG_MAMBA_MTP_MODE": "off"}
     assert config.take_flags(parse("--mamba-mtp-mode", "snapshot"), environ).mode == "snapshot"
-    assert environ == {"SGLANG_MAMBA_MTP_MODE": "snapshot", config.FLAGS_GIVEN: "mode"}
+    assert environ == {"SGLANG_MAMBA_MTP_MODE": "snapshot", config.SPELLINGS: "mode=flag"}
     assert MtpConfig.from_env(environ).mode == "snapshot"
 
 

@@ -164,7 +164,7 @@ def test_a_window_that_fits_no_gpu(family):
     for window, spelling in ((longest, None), (longest + 1, "--mamba-mtp-window"), (10**9, "SGLANG_MAMBA_MTP_WINDOW=")):
         environ = {"SGLANG_MAMBA_MTP_WINDOW": str(window)}
         if spelling is not None and spelling.startswith("--"):
-            environ[config.FLAGS_GIVEN] = "window"
+            environ[config.SPELLINGS] = "window=flag"
         refusals = guards.window_too_long(config.MtpConfig.from_env(environ), family)
         assert len(refusals) == (spelling is not None)
         for text in refusals:
