@@ -99,10 +99,6 @@ def _tree_nodes(args: Any) -> int:
     return 0 if _is_chain(args) else (args.speculative_num_draft_tokens or 0)
 
 
-def _flashinfer_over_trees(args: Any) -> str:
-    return args.mamba_backend if args.mamba_backend == "flashinfer" and args.speculative_eagle_topk > 1 else ""
-
-
 def _decode_graph_backend(args: Any) -> str:
     graphs = getattr(args, "cuda_graph_config", None)
     return str(getattr(getattr(graphs, "decode", None), "backend", None) or args.cuda_graph_backend_decode)
@@ -208,6 +204,14 @@ COMMON: tuple[Decline, ...] = (
         "use --tp-size instead",
     ),
     Decline(
+        "--mamba-backend",
+        lambda args: args.mamba_backend,
+        lambda backend: backend == "flashinfer",
+        "FlashInfer's kernel would decode plain tokens and, in mode snapshot, verify; that has not been run here",
+        "use --mamba-backend triton",
+        family=MAMBA2,
+    ),
+    Decline(
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
@@ -217,18 +221,6 @@ COMMON: tuple[Decline, ...] = (
 )
 
 _ANCESTORS = f"and a verify keeps a node's ancestors as bits of one word, for at most {MAX_NODES} nodes"
-
-#: Declined where SGLang verifies.
-SGLANGS_VERIFY: tuple[Decline, ...] = (
-    Decline(
-        "--mamba-backend",
-        _flashinfer_over_trees,
-        bool,
-        "SGLang verifies with it too, and FlashInfer's kernel verifies chains only",
-        "use --mamba-backend triton, or --mamba-mtp-mode replay or slots, which verify with kernels of their own",
-        family=MAMBA2,
-    ),
-)
 
 #: Declined where the plugin verifies with kernels of its own.
 OWN_VERIFY: tuple[Decline, ...] = (

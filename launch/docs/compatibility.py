@@ -21,7 +21,6 @@ END = "<!-- generated: end -->"
 #: The groups of `guards`, and the modes they are for.
 GROUPS = {
     "COMMON": "In every mode but `off`",
-    "SGLANGS_VERIFY": "In `snapshot`, which verifies as SGLang does",
     "OWN_VERIFY": "In `replay` and `slots`, which verify with kernels of their own",
 }
 

@@ -13,7 +13,7 @@ from sglang_mamba_mtp import config, guards, modes, names
 from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.families.table import FAMILIES
-from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY
+from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
 
 from ..arguments import arguments_read
 
@@ -107,7 +107,8 @@ def test_each_refusal_names_flag_value_and_remedy(changed, words):
 
 
 def test_every_guard_has_a_case():
-    tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY} | {"--speculative-adaptive-config"}
+    tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY}
+    tested |= {"--speculative-adaptive-config", "--mamba-backend"}  # cases of their own, below
     assert tested == {guard.flag for guard in COMMON + OWN_VERIFY}
 
 
@@ -146,16 +147,13 @@ def test_adaptive_speculation_by_its_longest_chain(steps, nodes, tmp_path):
     assert all(text.startswith(f"--speculative-adaptive-config {settings}: ") for text in found)
 
 
-def test_flashinfers_mamba_kernel_verifies_chains_only():
-    """Where SGLang verifies; the plugin's own modes hand it single tokens, and GDN has none of it."""
-    over_trees = arguments(mamba_backend="flashinfer", speculative_eagle_topk=2)
-    snapshot = modes.MODES[names.SNAPSHOT].guards
-    (text,) = guards.declined(over_trees, snapshot, names.MAMBA2)
-    assert text.startswith("--mamba-backend flashinfer: ") and "--mamba-mtp-mode replay" in text
-    assert guards.declined(over_trees, snapshot, names.GDN) == []
-    assert guards.declined(arguments(mamba_backend="flashinfer"), snapshot, names.MAMBA2) == []
-    for mode in (names.REPLAY, names.SLOTS):
-        assert guards.declined(over_trees, modes.MODES[mode].guards, names.MAMBA2) == []
+@pytest.mark.parametrize("mode", [names.REPLAY, names.SLOTS, names.SNAPSHOT])
+def test_flashinfers_mamba_kernel_has_not_been_run(mode):
+    """GDN has none of it."""
+    flashinfer = arguments(mamba_backend="flashinfer")
+    (text,) = guards.declined(flashinfer, modes.MODES[mode].guards, names.MAMBA2)
+    assert text.startswith("--mamba-backend flashinfer: ") and "--mamba-backend triton" in text
+    assert guards.declined(flashinfer, modes.MODES[mode].guards, names.GDN) == []
 
 
 @pytest.mark.parametrize("family", [names.GDN, names.MAMBA2])
@@ -182,7 +180,6 @@ def test_a_window_that_fits_no_gpu(family):
         {"device": "cpu"},
         {"linear_attn_decode_backend": "flashinfer", "linear_attn_verify_backend": "triton"},
         {"linear_attn_decode_backend": "cutedsl"},
-        {"mamba_backend": "flashinfer"},
         {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 64},
         {"speculative_num_steps": 63, "speculative_num_draft_tokens": 64},
         {"speculative_algorithm": "FROZEN_KV_MTP"},
@@ -230,5 +227,5 @@ def test_arguments_exist_in_this_sglang(sglang):
     from sglang.srt.server_args import ServerArgs
 
     fields = getattr(ServerArgs, "__dataclass_fields__", None) or getattr(ServerArgs, "__struct_fields__", ())
-    read = arguments_read(guard for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY if not guard.optional)
+    read = arguments_read(guard for guard in COMMON + OWN_VERIFY if not guard.optional)
     assert read and read <= set(fields), read - set(fields)
