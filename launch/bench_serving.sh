@@ -13,34 +13,10 @@
 # A call that was stopped goes on where it was: finished loads are kept in the JSON.
 set -uo pipefail
 . "$(dirname "$0")/setup.sh"
+. "$ROOT/launch/demo/choose_python.sh"
 
-version="${SGLANG_VERSIONS[0]}"
-PYTHON="${DEMO_PYTHON:-}"
-arguments=()
 printf -v BENCH_COMMAND ' %q' bash launch/bench_serving.sh "$@"
 export BENCH_COMMAND="${BENCH_COMMAND# }"
-while [ $# -gt 0 ]; do
-    case "$1" in
-        --version) [ $# -gt 1 ] || die "--version needs a value: ${SGLANG_VERSIONS[*]}"; version="$2"; shift 2 ;;
-        --version=*) version="${1#*=}"; shift ;;
-        --python) [ $# -gt 1 ] || die "--python needs the path of an interpreter"; PYTHON="$2"; shift 2 ;;
-        --python=*) PYTHON="${1#*=}"; shift ;;
-        *) arguments+=("$1"); shift ;;
-    esac
-done
-
-# Wrong flags are told before nine gigabytes are installed.
-checker="${PYTHON:-$(find_python)}" || die "Python 3.11, 3.12 or 3.13 is needed and none is on PATH."
-command -v "$checker" >/dev/null || die "--python: no interpreter at $checker"
-PYTHONDONTWRITEBYTECODE=1 "$checker" "$ROOT/launch/bench/mtp_bench/options.py" ${arguments[@]+"${arguments[@]}"} || exit $?
-for argument in ${arguments[@]+"${arguments[@]}"}; do
-    case "$argument" in -h | --help) exit 0 ;; esac
-done
-
-if [ -n "$PYTHON" ]; then
-    . "$ROOT/launch/demo/use_python.sh"
-else
-    setup_environment "$version"
-fi
+choose_python "$ROOT/launch/bench/mtp_bench/options.py" "$@"
 unset PYTHONDONTWRITEBYTECODE # imports take four times as long without byte code
 exec "$PYTHON" "$ROOT/launch/bench/bench_serving.py" ${arguments[@]+"${arguments[@]}"}
