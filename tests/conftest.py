@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import random
+from pathlib import Path
 
 import pytest
 
 MARKERS = {
     "gpu": "needs a CUDA device (deselected without one)",
     "slow": "outside the fast subset (run with --slow or -m slow)",
+    "once": "takes long and asks nothing of SGLang's version: runs on the newest one (on others with --slow)",
 }
+
+NEWEST = max(Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"), key=lambda lock: lock.stem).stem
+"""sglang-VERSION, the newest that has an environment of its own."""
 
 
 def pytest_addoption(parser):
@@ -28,11 +34,18 @@ def _has_gpu() -> bool:
     return os.path.exists("/dev/nvidiactl")
 
 
+def _is_newest() -> bool:
+    return importlib.util.find_spec("sglang") is None or f"sglang-{importlib.metadata.version('sglang')}" == NEWEST
+
+
 def pytest_collection_modifyitems(config, items):
     chosen = config.getoption("-m") or ""
+    elsewhere = not _is_newest() and not config.getoption("--slow")
     for item in items:
         if "gpu" in item.keywords and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if elsewhere and "once" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=f"runs on {NEWEST}, elsewhere with --slow"))
         if "slow" in item.keywords and not config.getoption("--slow") and "slow" not in chosen:
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow or -m slow"))
 

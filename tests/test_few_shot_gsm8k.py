@@ -107,10 +107,6 @@ def cases() -> list[Any]:
             data=Path(data) if data else None,
         )
         return [pytest.param(case, id=Path(given).name)]
-    fast = {
-        "gdn-chain": tiny("gdn", CHAIN),
-        "mamba2-tree": tiny("mamba2", TREE, kl=KL_TREE),
-    }
     slow = {
         f"{family}-{shape}-{mode}": tiny(family, flags, mode, kl=kl, questions=45)
         for family in ("gdn", "mamba2")
@@ -118,7 +114,8 @@ def cases() -> list[Any]:
         for mode in ("replay", "slots", "snapshot")
     }
     return [
-        *(pytest.param(case, id=name) for name, case in fast.items()),
+        pytest.param(tiny("gdn", CHAIN), id="gdn-chain"),
+        pytest.param(tiny("mamba2", TREE, kl=KL_TREE), id="mamba2-tree", marks=pytest.mark.once),
         *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in slow.items()),
     ]
 

@@ -32,10 +32,10 @@ def needed() -> bool:
 def install() -> list[str]:
     """Set this process up for the CPU engine; idempotent.
 
-    Returns:
+    Returns
         what was installed, one line each; empty where nothing is `needed()`.
 
-    Raises:
+    Raises
         ValueError: an environment variable or (later) a server argument asks for what a CPU cannot do.
     """
     global _installed

@@ -13,11 +13,11 @@ import torch
 def parents_from_links(next_token: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:
     """Parent of every node.
 
-    Args:
+    Args
         next_token: `[bs, N]` integer, first child or -1.
         next_sibling: `[bs, N]` integer, next sibling or -1.
 
-    Returns:
+    Returns
         `[bs, N]` int64; -1 for the root and for nodes no link leads to.
     """
     bs, n = next_token.shape

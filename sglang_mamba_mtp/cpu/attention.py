@@ -28,7 +28,7 @@ def padded_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """KV rows of each request's first `lens[i]` tokens.
 
-    Returns:
+    Returns
         `[bs, max(lens)]` int64 rows (0 where padded) and a bool table of the same shape, True where a row is real.
     """
     longest = int(lens.max()) if lens.numel() else 0
@@ -64,11 +64,11 @@ def padded_attention(
 ) -> torch.Tensor:
     """Batched attention with few queries a request; scores and softmax in float32.
 
-    Args:
+    Args
         q: `[bs, n, H, D]`; k: `[bs, L, Hkv, D]`; v: `[bs, L, Hkv, Dv]`; mask: `[bs, n, L]` bool, True = attend. Keys
             and values that nobody attends to may be anything, NaN too.
 
-    Returns:
+    Returns
         `[bs, n, H, Dv]` in q's dtype.
     """
     bs, n, heads, dim = q.shape

@@ -20,7 +20,7 @@ def scatter_states_with_mask(
 
     Stands in for `fused_mamba_state_scatter_with_mask` and `fused_conv_window_scatter_with_mask`.
 
-    Args:
+    Args
         dst: `[layers, slots, *state]`; src: `[layers, rows, nodes, *state]`, any strides.
         dst_indices_raw, step_indices_raw: `[n]`; a negative entry skips the request.
         src_indices_raw: `[n]` rows of src; defaults to 0..n-1.
@@ -55,12 +55,12 @@ def commit_track_indices(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Node to commit and node to snapshot, per request. Stands in for 0.5.23's `fused_commit_track_indices`.
 
-    Args:
+    Args
         accept_index: `[bs, depth]`, accepted rows of the flattened `[bs * draft_token_num]` nodes, root first.
         accept_lens: `[bs]`, accepted nodes, root included.
         seq_lens: `[bs]` lengths before the step, or None without snapshots.
 
-    Returns:
+    Returns
         `[bs]` int64 last accepted node, and `[bs]` int64 node at the last multiple of the interval that the step
         reaches (-1 where it reaches none), or None.
     """
@@ -90,7 +90,7 @@ def track_states_if_needed(
 ) -> None:
     """Copy one layer's conv and SSM state of every masked request into its snapshot slot.
 
-    Args:
+    Args
         conv_states, ssm_states: `[slots, *state]`, written in place.
         cache_indices, mamba_track_indices: `[bs]` source and destination slots; negative skips.
         mamba_track_mask: `[bs]` bool.

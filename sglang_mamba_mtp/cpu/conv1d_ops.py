@@ -34,7 +34,7 @@ def causal_conv1d_fn_cpu(
 ) -> torch.Tensor:
     """Convolve packed sequences and leave each one's last inputs in its slot.
 
-    Args:
+    Args
         x: `[dim, T]`, sequences packed along T.
         weight: `[dim, width]`; `bias`: `[dim]` or None.
         conv_states: `[slots, dim, width - 1]`, written in place.
@@ -43,7 +43,7 @@ def causal_conv1d_fn_cpu(
         cache_indices: `[num_seqs]` slots; a negative slot is padding and neither read nor written.
         has_initial_state: `[num_seqs]` bool; False starts from zeros.
 
-    Returns:
+    Returns
         `[dim, T]` in x's dtype.
     """
     if conv_states is None or query_start_loc is None or cache_indices is None:
@@ -96,7 +96,7 @@ def causal_conv1d_update_cpu(
 ) -> torch.Tensor:
     """One decode token per request, or all draft nodes of a verify step.
 
-    Args:
+    Args
         x: `[bs, dim]` (decode) or `[bs, dim, N]` (N tokens; a verify step when `intermediate_conv_window` is given).
         conv_state: `[slots, dim, width - 1]`. Decode shifts it in place; a verify step leaves it alone, commit
             writes it (stock's kernel overwrites it and lets commit repair it, the result after commit is the same).
@@ -106,7 +106,7 @@ def causal_conv1d_update_cpu(
         retrieve_next_token, retrieve_next_sibling: `[bs, N]` tree links; None means a chain.
         retrieve_parent_token: `[bs, N]`, filled in place from the links; the SSM op reads it.
 
-    Returns:
+    Returns
         x's shape and dtype.
     """
     if cache_seqlens is not None or num_accept_tokens is not None:

@@ -110,10 +110,10 @@ def checkpoint_dtype(model_path: str) -> str | None:
 def apply(args: Any) -> None:
     """Check and complete raw server arguments, in place, before SGLang resolves them.
 
-    Args:
+    Args
         args: a `ServerArgs` whose fields hold what the user gave or the class defaults.
 
-    Raises:
+    Raises
         ValueError: names the flag, the value, and what to do instead.
     """
     for name, check in CANNOT_WORK.items():

@@ -24,10 +24,10 @@ def fused_gdn_gating_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-decay and write strength.
 
-    Args:
+    Args
         A_log, dt_bias: `[HV]`; a, b: `[T, HV]`.
 
-    Returns:
+    Returns
         `g = -exp(A_log) softplus(a + dt_bias)` and `beta = sigmoid(b)`, both `[1, T, HV]` float32.
     """
     g = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float())
@@ -81,12 +81,12 @@ def chunk_gated_delta_rule_cpu(
     Within a chunk the delta rule is the unit lower triangular system of architecture.md, solved for all chunks of the
     batch at once; only the state runs from chunk to chunk, all sequences abreast.
 
-    Args:
+    Args
         q, k: `[1, T, H, K]`; v: `[1, T, HV, V]`; g, beta: `[1, T, HV]`.
         initial_state: the pool, `[slots, HV, V, K]`, read and written in place.
         cu_seqlens: `[num_seqs + 1]`; initial_state_indices: `[num_seqs]` slots, negative = padding.
 
-    Returns:
+    Returns
         `(o, None, h)`: o `[1, T, HV, V]` in q's dtype; h `[1, chunks, HV, V, K]` float32, the state each chunk starts
         from, sequences one after the other, `ceil(len / 64)` chunks each (radix snapshots read it).
     """
@@ -175,7 +175,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
 ) -> torch.Tensor:
     """The recurrence token by token: one decode token per request, or the N draft nodes of a verify step.
 
-    Args:
+    Args
         q, k: `[1, bs * N, H, K]`; v: `[1, bs * N, HV, V]`; a, b: `[bs * N, HV]`; A_log, dt_bias: `[HV]`.
         initial_state_source: pool `[slots, HV, V, K]`; written unless `disable_state_update`.
         initial_state_indices: `[bs]` slots, negative = padding (output 0, nothing written).
@@ -184,7 +184,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
         intermediate_state_indices: `[bs]` rows of the buffer; defaults to 0..bs-1.
         retrieve_parent_token: `[bs, N]` parents, -1 for the root; None means a chain.
 
-    Returns:
+    Returns
         `[1, bs * N, HV, V]` in q's dtype.
     """
     if is_kda:

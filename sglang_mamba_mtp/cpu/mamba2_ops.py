@@ -61,14 +61,14 @@ def mamba_chunk_scan_combined(
 ) -> tuple[torch.Tensor | None, ...]:
     """Prefill of packed sequences, as `MambaMixer2.forward` calls it.
 
-    Args:
+    Args
         x: `[1, T, nheads, headdim]`; dt: `[1, T, nheads]`; A, D, dt_bias: `[nheads]` (D may be `[nheads, headdim]`).
         B, C: `[1, T, ngroups, dstate]`; cu_seqlens: `[num_seqs + 1]`.
         initial_states: `[num_seqs, nheads, headdim, dstate]` or None for zeros.
         out: `[1, T, nheads, headdim]`, written in place.
         track_seq_idx, track_end_locs: `[k]` (0.5.23): also return the state of that sequence at that packed position.
 
-    Returns:
+    Returns
         0.5.17 (`return_intermediate_states`): `(states, final)`; states `[1, 1 + sum(len // chunk_size), ...]`, entry
         `offset_i + c` is sequence i after its first `c` chunks, `offset_i = sum of len // chunk_size before i`, which
         is how 0.5.17 indexes it (its own kernel returns the packed grid instead, where only the first sequence of
@@ -205,7 +205,7 @@ def selective_state_update(
 ) -> None:
     """The recurrence token by token: one decode token per request, or the T draft nodes of a verify step.
 
-    Args:
+    Args
         state: pool `[slots, nheads, headdim, dstate]`; written unless `disable_state_update`.
         x, dt, z, out: `[bs, nheads, headdim]` or `[bs, T, nheads, headdim]`; out is written.
         A: `[nheads, headdim, dstate]`; D, dt_bias: `[nheads, headdim]`.

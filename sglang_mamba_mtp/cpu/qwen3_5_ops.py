@@ -30,7 +30,7 @@ def fused_qk_gemma_rmsnorm_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Norm every head of q `[T, heads * head_dim]` and k `[T, kv_heads * head_dim]`.
 
-    Returns:
+    Returns
         q `[T * heads, head_dim]`, k `[T * kv_heads, head_dim]`.
     """
     return (
@@ -50,7 +50,7 @@ def fused_qk_gemma_rmsnorm_with_gate_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same where each head of ``q_gate`` `[T, heads * 2 * head_dim]` is its query, then its output gate.
 
-    Returns:
+    Returns
         q `[T * heads, head_dim]`, k `[T * kv_heads, head_dim]`, gate `[T * heads, head_dim]`, all contiguous.
     """
     q, gate = q_gate.reshape(-1, num_heads, 2, head_dim).unbind(2)
@@ -68,7 +68,7 @@ def fused_qkvzba_split_reshape_cat_contiguous_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Split GDN's projections `[T, q k v z]` and `[T, b a]` (all heads of one input, then of the next).
 
-    Returns:
+    Returns
         qkv `[T, 2 H K + HV V]`, z `[T, HV, V]`, b and a `[T, HV]`, all contiguous.
     """
     value_dim = num_v_heads * head_v_dim

@@ -86,7 +86,7 @@ def copy_all_layer_kv_cache_cpu(
 ) -> None:
     """Copy rows `src_loc` to `tgt_loc` in every KV buffer.
 
-    Args:
+    Args
         data_ptrs: `[buffers]` uint64 base addresses of host memory; strides: `[buffers]` bytes per row.
         tgt_loc, src_loc: `[n]` row numbers; all sources are read before the first write.
     """
@@ -130,7 +130,7 @@ def build_tree_kernel_efficient_cpu(
 ) -> None:
     """Links, positions and mask of EAGLE's draft trees; every output is written in place.
 
-    Args:
+    Args
         parent_list: `[bs, 1 + ...]` candidates kept by the earlier steps; selected_index: `[bs, N - 1]`.
         verified_seq_len: `[bs]` committed lengths.
         tree_mask: flat bool, per request `N x N` (mode 1) or `N x (seq_len + N)`, prefix columns prefilled (mode 0).
@@ -219,7 +219,7 @@ def verify_tree_greedy_cpu(
 ) -> None:
     """Walk each tree from the root along the target's own tokens.
 
-    Args:
+    Args
         predicts: flat `[bs * N]`, receives the target's token at every accepted node.
         accept_index: `[bs, depth]` prefilled with -1, receives flat indices of the accepted nodes, root first.
         accept_token_num: `[bs]`, receives the accepted nodes without the root.

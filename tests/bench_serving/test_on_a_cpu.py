@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from .conftest import ROOT
+
+pytestmark = pytest.mark.once
 
 MODEL = ROOT / "launch" / "models" / "tiny-gdn"
 

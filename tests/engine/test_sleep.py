@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -48,8 +49,14 @@ def test_serves_right_after_sleep(case: Case, checkpoint):
     assert result.outcomes[f"{todo[1].name}/a1"].cached_tokens == 0, "the cache was not emptied"
 
 
-@pytest.mark.parametrize("mode", [*IN_FULL, "slots-kv"])
-@pytest.mark.parametrize("family", FAMILIES)
+def _left() -> list:
+    """Every mode with one family, the rest with --slow."""
+    quick = {("gdn", "replay"), ("mamba2", "slots"), ("gdn", "slots-kv")}
+    every = itertools.product(FAMILIES, [*IN_FULL, "slots-kv"])
+    return [pytest.param(*each, marks=() if each in quick else pytest.mark.slow) for each in every]
+
+
+@pytest.mark.parametrize("family, mode", _left())
 def test_contents_left_as_they_came_back_are_seen(family, mode, checkpoint):
     """The fault that the test above must not miss: nothing is put right. Wrong answers, or an index out of bounds."""
     todo = [asleep(scenarios.turns(checkpoint.vocab))]

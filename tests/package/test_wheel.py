@@ -168,6 +168,7 @@ def clean(tmp_path: Path):
     return run
 
 
+@pytest.mark.once
 def test_installed_it_is_loaded_and_removed_nothing_is_left(built: Built, clean) -> None:
     before = files(clean.venv)
     assert clean("-c", SEEN) == "[] ['sglang']"
