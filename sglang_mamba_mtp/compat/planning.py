@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import MtpError
+from . import startup
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,6 @@ def _build(server_args: Any) -> Any:
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
     from sglang.srt.model_executor.model_runner_components import layer_setup, spec_aux_hidden_state
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    from . import startup
 
     args = startup.resolved(server_args)
     model_config = ModelConfig.from_server_args(server_args)
