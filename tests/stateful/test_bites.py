@@ -76,7 +76,7 @@ def test_sabotage_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     quick = settings(
         max_examples=300,
         derandomize=True,
-        stateful_step_count=30,
+        stateful_step_count=60,
         deadline=None,
         phases=[Phase.generate],
         database=None,
