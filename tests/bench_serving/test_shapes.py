@@ -47,16 +47,16 @@ def test_states(model_config, name, monkeypatch):
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "bfloat16")  # as on a GPU: SGLang's default, which a CPU overrides
     from sglang.srt import runtime_context
 
-    from sglang_mamba_mtp import compat
+    from sglang_mamba_mtp.compat import startup
 
     family, layers, state, *sizes = FACTS[name]
     config = model_config(str(SHAPES / name))
-    assert compat.linear_family(config)[0] == family
+    assert startup.linear_family(config)[0] == family
     newer = hasattr(runtime_context, "linear_attn_parallel_group")  # 0.5.23 asks which group the layers are split over
     more = {"enable_cp_tp_group_sharing": False} if newer else {}
     for ranks, size in zip((1, 2), sizes, strict=True):
         with runtime_context.get_parallel().override(attn_tp_size=ranks, tp_size=ranks, **more):
-            params = compat.cache_params(config)
+            params = startup.cache_params(config)
         assert len(params.layers) == layers
         assert params.shape.temporal == (state[0] // ranks, *state[1:])
         assert params.mamba_cache_per_req == size
