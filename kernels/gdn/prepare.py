@@ -9,8 +9,8 @@ It is the triangular system of the chunked form (UT / WY transform, arXiv 2406.0
 inverted, products of decays only shrink, and a tree differs from a chain in the nodes that a token acts on (ancestor
 bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^).
 
-One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. A row that folds
-(pending > fold_threshold) carries back over its nodes alone.
+One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. A row that folds carries
+back over its nodes and what stays pending.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import exp_rn, softplus_rn
+from ..common.pending import pending_and_folding
 from .tiles import FACTORS, make_factors, per_k, per_row, split, store_factors, sum_over_k
 
 
@@ -34,7 +35,7 @@ def gates(a, b, A_log, dt_bias):
 
 @triton.jit
 def prepare_kernel(
-    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
+    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, ancestors, carried, weights, factors,
     fold_threshold, capacity,
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
@@ -56,8 +57,8 @@ def prepare_kernel(
     if slot <= 0:
         return
     row = tl.load(rows + batch_row).to(tl.int64)
-    before = tl.load(pending + slot)
-    kept = tl.where(before > fold_threshold, 0, before)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    kept = before - folding
     order += row * capacity
     window_k += row * stride_wk_row + h * K
     window_g += row * stride_gate_row + hv
@@ -76,8 +77,8 @@ def prepare_kernel(
     x = tl.load(q + per_row(node) * stride_q + per_k(offs), mask=mask_tile, other=0).to(tl.float32)
     ancestor_bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
 
-    # entry t of the path order: pending tokens, then nodes (of a folding row: nodes alone)
-    entries = order + before - kept
+    # entry t of the path order: the tokens that stay pending, then nodes
+    entries = order + folding
     make_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
 
     # append keys (once a group) and gates

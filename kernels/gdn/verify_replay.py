@@ -3,8 +3,8 @@
 prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
 with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
-row with more than `fold_threshold` pending tokens folds them into its checkpoint first, in order, in float32
-(tiles.fold_tile), and its outputs start from the state as written.
+row with more than `fold_threshold` pending tokens folds them, or all but its newest step's, into its checkpoint first,
+in order, in float32 (tiles.fold_tile), and its outputs start from the state as written.
 
 One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
 arguments, never from window entries that another program stores.
@@ -25,6 +25,7 @@ import triton.language as tl
 from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States, check_nodes
+from ..common.pending import pending_and_folding
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups, node_inputs
 from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
@@ -35,7 +36,7 @@ from .window import GdnWindow
 
 @triton.jit
 def _verify_kernel(
-    v, states, axis_order, slots, rows, pending, order, window_k, window_v, window_g, window_beta, carried,
+    v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, window_g, window_beta, carried,
     weights, factors, out, fold_threshold, capacity, stride_v, stride_slot,
     stride_wk_row, stride_wk, stride_wv_row, stride_wv, stride_gate_row, stride_gate,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -62,7 +63,7 @@ def _verify_kernel(
             tl.extra.cuda.gdc_wait()
         return
     row = tl.load(rows + batch_row).to(tl.int64)
-    before = tl.load(pending + slot)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
     offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
     mask_k = offs_k < K
     states = states + slot * stride_slot + hv * (V * K)
@@ -76,17 +77,17 @@ def _verify_kernel(
     order += row * capacity
     window_v += row * stride_wv_row + hv * V
 
-    if before > fold_threshold:
+    if folding > 0:
         window_k += row * stride_wk_row + hv // (HV // H) * K
         gate = row * stride_gate_row + hv
         # prepare.py has those of the first B * HV
         factors += ((1 + tile).to(tl.int64) * (tl.num_programs(0) // tiles) + head) * (capacity * FACTORS)
         make_factors(
-            factors, before, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
+            factors, folding, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
         )
         tl.debug_barrier()
         state = fold_tile(
-            state, before, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
+            state, folding, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
         )
         # outputs start from what is written, as the next verify's will
         written = state.to(states.dtype.element_ty)
@@ -94,10 +95,10 @@ def _verify_kernel(
         state = written.to(tl.float32)
 
     # values of the path: kept pending tokens from the window, nodes from the argument
-    kept = tl.where(before > fold_threshold, 0, before)
+    kept = before - folding
     total = kept + N
     column = tl.arange(0, BT)
-    position = tl.load(order + before - kept + column, mask=column < total, other=0).to(tl.int64)
+    position = tl.load(order + folding + column, mask=column < total, other=0).to(tl.int64)
     is_node = ((column >= kept) & (column < total))[:, None] & mask_v[None, :]
     p_window = window_v + position[:, None] * stride_wv + offs_v[None, :]
     p_node = v + (batch_row * N + column - kept)[:, None] * stride_v + hv * V + offs_v[None, :]
@@ -270,14 +271,14 @@ def gdn_verify(
     tiles = triton.cdiv(dim_v, config.block_v)
     factors = torch.empty((1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v)](
-        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.order,
+        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, window.fold_threshold, capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v * tiles)](
-        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.order,
+        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.v, window.g, window.beta, carried, weights, factors, out, window.fold_threshold, capacity,
         v.stride(0), states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
