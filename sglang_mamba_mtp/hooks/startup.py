@@ -16,8 +16,10 @@ from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from ..metrics.facts import Facts, facts_of
-from ..state import sizing
+from ..names import REWIND
+from ..state import rewind, sizing
 from ..state.pools import MtpMambaPool
+from ..state.rewind import SLOTS_PER_REQUEST
 from . import registry
 
 logger = logging.getLogger(__name__)
@@ -34,12 +36,14 @@ class Serving:
         family_name: the kind of model, for people.
         backend: our linear-attention backend, or None where SGLang serves unchanged.
         family: key of ``backend``, or None.
+        rewinds: whether requests' states are rewound (`state.rewind`).
     """
 
     mode: modes.Mode
     family_name: str
     family: str | None = None
     backend: type | None = None
+    rewinds: bool = False
 
 
 def _decide(model: Any, server_args: Any) -> Serving:
@@ -52,7 +56,23 @@ def _decide(model: Any, server_args: Any) -> Serving:
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
-    return Serving(mode, name, family, mode.backends[family])
+    return Serving(mode, name, family, mode.backends[family], rewinds=_rewinds(mode, server_args))
+
+
+def _rewinds(mode: modes.Mode, server_args: Any) -> bool:
+    """Whether states are rewound.
+
+    Raises
+        MtpError: that was asked for, and something else stands against it.
+    """
+    obstacle = rewind.why_not(server_args) if mode.rewinds else mode.name
+    options = config.current()
+    if obstacle is not None and options.given.get("radix") and options.radix == REWIND:
+        raise MtpError(
+            f"{options.spelled('radix')}: requests' states cannot be rewound with {obstacle}; change that, or leave the "
+            f"choice to the plugin, which then serves SGLang's strategy"
+        )
+    return obstacle is None
 
 
 def decision(runner: Any) -> Serving:
@@ -211,7 +231,15 @@ def size_mamba_pool(original: Callable[..., float], configurator: Any, total_res
     serving = _serving_of_pools(configurator)
     if serving is None or serving.family is None or serving.mode.size_pool is None:
         return original(configurator, total_rest_memory)
-    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family)
+    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family, serving.rewinds)
+
+
+def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
+    """AROUND `KVCacheConfigurator._calculate_mamba_ratio`: state slots for every running request, the draft worker's
+    configurator asked or the target's."""
+    stock = original(configurator)
+    mode = modes.current()
+    return min(stock, SLOTS_PER_REQUEST) if mode.rewinds and _rewinds(mode, configurator.server_args) else stock
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
@@ -219,6 +247,10 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
     serving = _serving_of_pools(configurator)
     if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
+    if serving.rewinds:
+        startup.skip_decode_locks()
+        with startup.request_pool_built_as(rewind.RewindRequests):
+            return original(configurator, **kwargs)
     pool = startup.hybrid_request_pool()
     stock = pool.mamba_pool_cls
     pool.mamba_pool_cls = serving.mode.pool

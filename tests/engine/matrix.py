@@ -51,6 +51,7 @@ CACHES = {
     "extra_buffer": {"radix": "extra_buffer"},
     "extra_buffer-overlap": {"radix": "extra_buffer", "overlap": True},
     "extra_buffer_lazy": {"radix": "extra_buffer_lazy", "overlap": True},  # SGLang refuses it without overlap
+    "rewind": {"radix": "auto", "overlap": True},
 }
 """Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it."""
 
@@ -86,7 +87,11 @@ FAST_MIXED = {("gdn", "nextn-tree", "no_buffer"), ("mamba2", "nextn-chain", "no_
 """The strategy under which a request's own state is cached."""
 
 FEW_SLOTS = {
-    cache: {"max_running_requests": 4, "max_mamba_cache_size": 9 if cache == "no_buffer" else 17, "retract_every": 7}
+    cache: {
+        "max_running_requests": 4,
+        "max_mamba_cache_size": {"no_buffer": 9, "rewind": 10}.get(cache, 17),
+        "retract_every": 7,
+    }
     for cache in CACHES
 }
 """Engines so small that they evict all the time: four requests' slots (three each with a buffer) and five more."""
