@@ -203,6 +203,7 @@ PATCHES: tuple[Patch, ...] = (
         "validate_mamba_extra_buffer",
         _while_calling("sglang.srt.arg_groups.mamba_hook", get_platform=_hip_platform),
         _EXTRA_BUFFER,
+        True,
     ),
     Patch(
         "sglang.srt.arg_groups.mamba_hook",
