@@ -96,8 +96,8 @@ def gap_between_slots(pool: torch.Tensor, gap: int, fill: float = math.nan) -> t
 
 @dataclass
 class Bookkeeping:
-    """The pool's integers for one batch (shapes: operands.Rows and operands.Window). Padding rows have slot <= 0. newest
-    and length: both or none."""
+    """The pool's integers for one batch (shapes: operands.Rows and operands.Window). Padding rows have slot <= 0.
+    newest and length are given together or not at all."""
 
     slots: torch.Tensor
     rows: torch.Tensor
