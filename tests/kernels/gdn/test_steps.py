@@ -13,7 +13,15 @@ from mamba_mtp_kernels.common.reference import commit_window_reference
 from mamba_mtp_kernels.gdn.reference import gdn_fold_reference, gdn_verify_reference
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
-from ..helpers import ancestors_of, assert_close, assert_same_bits, chain_parents, path_to, random_tree_parents, rms_ratio
+from ..helpers import (
+    ancestors_of,
+    assert_close,
+    assert_same_bits,
+    chain_parents,
+    path_to,
+    random_tree_parents,
+    rms_ratio,
+)
 from .case import WINDOWS, Case, make_case, with_books
 from .checks import FLOAT32_LIMIT, implementation
 
