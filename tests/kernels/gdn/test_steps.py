@@ -53,8 +53,10 @@ def run_steps(
 ) -> dict[str, object]:
     """Verify and commit `steps` times with random paths.
 
-    fold: windows keep their newest tokens, and after each commit the states of two commits ago, and of some length since
-    then, are made in other slots and compared with float64's ("back": the worst error ratio). Returns the pools after the last step ("case"), the float64 states ("exact") and those of plain decode ("plain":
+    fold: windows keep their newest tokens, and after each commit the states of two commits ago, and of some length
+    since then, are made in other slots and compared with float64's ("back": the worst error ratio).
+
+    Returns the pools after the last step ("case"), the float64 states ("exact") and those of plain decode ("plain":
     float32 arithmetic, rounded to the pool's dtype after each token), and the worst output error ratio ("o").
     """
     generator = torch.Generator().manual_seed(seed)

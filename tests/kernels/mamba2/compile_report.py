@@ -37,10 +37,10 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
 def resources(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int, max_registers: int = 0
 ) -> dict[str, int]:
     """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
-    kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages)
+    kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages, max_registers=max_registers)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -92,7 +92,7 @@ def mamba2(
     give_axis_order(pointers, constants, either)
     give_newest(pointers, constants, keeps_newest)
     kernel = mamba2_verify._mamba2_verify_kernel
-    return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
+    return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages, tiling.max_registers)
 
 
 def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either: bool) -> None:
