@@ -65,7 +65,7 @@ def walk_to_root(last: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
 
 
 def entries_from(positions: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-    """positions [B, C] without the first `first` [B] int64 entries of each row; what then stands at the end means nothing."""
+    """positions [B, C] without the first `first` [B] int64 entries of each row; what then ends a row means nothing."""
     entry = torch.arange(positions.shape[1], device=positions.device) + first[:, None]
     return positions.gather(1, entry.clamp(max=positions.shape[1] - 1))
 

@@ -88,7 +88,9 @@ def _commit_window_kernel(
     free = (is_kept == 0) & (accepted == 0)
     accepted_rank = tl.cumsum(accepted.to(tl.int32), axis=0) - 1
     free_rank = tl.cumsum(free.to(tl.int32), axis=0) - 1
-    target = tl.where(accepted, kept + accepted_rank, tl.where(is_kept, entry - folding, kept + accepted_total + free_rank))
+    target = tl.where(
+        accepted, kept + accepted_rank, tl.where(is_kept, entry - folding, kept + accepted_total + free_rank)
+    )
     tl.debug_barrier()
     tl.store(order + row * C + target, positions, mask=inside & (target < C))
     tl.store(pending + slot, kept + accepted_total)

@@ -10,8 +10,8 @@ two is as good as the sum between, so strong decays upstream of t cost no digits
 coefficients of x_i.
 
 A row with more than fold_threshold pending tokens first folds them, or all but its newest step's, into its checkpoint,
-exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts are not touched here: the commit
-(common/window.py) applies the same threshold.
+exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts are not touched here:
+the commit (common/window.py) asks the same rule (common/pending.py).
 
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
 (fragments.py), two for an output of 16 bits and three for float32.
@@ -191,8 +191,8 @@ def _stream(
 
 @triton.jit
 def _mamba2_verify_kernel(
-    x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order, window_x, window_B, window_dt,
-    ancestors, schedule, fold_threshold,
+    x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
+    window_x, window_B, window_dt, ancestors, schedule, fold_threshold,
     stride_x, stride_dt, stride_dt_head, stride_B, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos,
@@ -413,7 +413,7 @@ def mamba2_verify(
     A, D, dt_bias
                 [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
     dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
-    states      one layer's, [S, H, P, D]: read at the slots; written, as they lie, where pending > fold_threshold.
+    states      one layer's, [S, H, P, D]: read at the slots; those of rows that fold are written, as they lie.
     rows        with ancestors. Padding (slot <= 0): y zero, nothing else written.
     window      one layer's, x and B of x's dtype: pending entries read, order[row, pending .. pending + N) written.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
@@ -472,7 +472,8 @@ def mamba2_verify(
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
-        window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule, window.fold_threshold,
+        window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule,
+        window.fold_threshold,
         x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
