@@ -20,11 +20,12 @@ from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
 from .families.table import FAMILIES
 from .state import sizing
+from .state.rewind import SLOTS_PER_REQUEST
 from .state.window import WindowShape
 
 GIB, MIB = 1 << 30, 1 << 20
 #: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
-STRATEGIES = ("extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
+STRATEGIES = (names.REWIND, "extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
 AS_MANY_AS_FIT = 4096
 
 
@@ -147,9 +148,11 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
         for way in ways:
             if way.replayssm and options.topk > 1:
                 continue  # chains only
+            if strategy == names.REWIND and way.mode != names.REPLAY:
+                continue
             setting = replace(
                 plain,
-                strategy=None if strategy == "none" else strategy,
+                strategy={"none": None, names.REWIND: "extra_buffer"}.get(strategy, strategy),
                 overlap=strategy != "no_buffer",
                 algorithm=options.algorithm if way.speculates else None,
                 replayssm=way.replayssm,
@@ -164,9 +167,12 @@ def _row(
     options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
 ) -> Row:
     with planning.configurator(setting) as found:
+        rewinds = strategy == names.REWIND
+        if rewinds:
+            found._calculate_mamba_ratio = lambda: SLOTS_PER_REQUEST
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.mode == names.REPLAY:
-            rest = sizing.size_with_windows(size, found, memory, family)
+            rest = sizing.size_with_windows(size, found, memory, family, rewinds)
         else:
             rest = size(found, memory)
         slots = int(startup.schedule().max_mamba_cache_size)
@@ -175,7 +181,7 @@ def _row(
         tokens = found.config_from_budget(int(rest * GIB)).max_total_num_tokens
         requests = found.resolve_max_num_reqs(tokens)
         slot = startup.cache_params(found.model_config).mamba_cache_per_req
-        beside = _speculative_bytes(found, way, family, setting.nodes, slot) if way.speculates else 0
+        beside = _speculative_bytes(found, way, family, setting.nodes, slot, rewinds) if way.speculates else 0
         return Row(
             way.name,
             strategy,
@@ -187,7 +193,7 @@ def _row(
         )
 
 
-def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int) -> int:
+def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int, rewinds: bool) -> int:
     """What speculation holds for one running request."""
     params = startup.cache_params(found.model_config)
     if way.replayssm:
@@ -201,6 +207,7 @@ def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int)
         nodes=nodes,
         threshold=config.current().window,
         dtype=found.model_config.dtype,
+        rewinds=rewinds,
     ).bytes_per_row()
 
 
@@ -259,7 +266,10 @@ def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
     line = ["python -m sglang.launch_server --model-path", options.model_path]
     line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
     line += ["--max-running-requests", str(best.requests)]
-    line += ["--disable-radix-cache"] if best.strategy == "none" else ["--mamba-radix-cache-strategy", best.strategy]
+    if best.strategy == "none":
+        line += ["--disable-radix-cache"]
+    elif best.strategy != names.REWIND:
+        line += ["--mamba-radix-cache-strategy", best.strategy]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]
     if options.algorithm.upper() != "NGRAM":

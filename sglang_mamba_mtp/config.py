@@ -136,9 +136,9 @@ OPTIONS: dict[str, Option] = {
             env="SGLANG_MAMBA_MTP_RADIX",
             parse=_radix,
             expects="rewind or sglang",
-            help="Where --mamba-radix-cache-strategy is left to SGLang: rewind takes no snapshots while decoding and gives a "
-            "request's own slot to the radix cache at its exact length, two state slots a request in place of five; sglang "
-            "leaves the strategy as SGLang chooses it. Default: rewind where it can.",
+            help="Where --mamba-radix-cache-strategy is left to SGLang: rewind takes no snapshots while decoding and "
+            "gives a request's own slot to the radix cache at its exact length, two state slots a request in place of "
+            "five; sglang leaves the strategy as SGLang chooses it. Default: rewind where it can.",
         ),
     )
 }

@@ -37,6 +37,12 @@ def decide(server_args: Any, source: str, **fields: Any) -> None:
         setattr(server_args, name, value)
 
 
+def radix_strategy(server_args: Any) -> str:
+    """SGLang's name of how the radix cache gets states, or "off"."""
+    args = resolved(server_args)
+    return "off" if args.disable_radix_cache else str(args.mamba_radix_cache_strategy)
+
+
 def chooses_radix_strategy(server_args: Any) -> bool:
     """Whether ``--mamba-radix-cache-strategy`` was left to SGLang.
 
@@ -188,7 +194,9 @@ def request_rows(configurator: Any) -> int:
 
 def stock_slots_per_request(configurator: Any) -> int:
     """State slots that SGLang would reserve for every running request."""
-    return int(inspect.unwrap(type(configurator)._calculate_mamba_ratio)(configurator))
+    hooked = configurator._calculate_mamba_ratio
+    stock = inspect.unwrap(hooked)
+    return int(hooked() if stock is hooked else stock(configurator))
 
 
 def slots_per_request(runner: Any) -> int:

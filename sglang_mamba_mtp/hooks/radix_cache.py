@@ -46,8 +46,8 @@ def drop_state_past_a_grammar(
 ) -> list[int]:
     """AROUND `_accept_grammar_tokens`: where a grammar ends inside an accepted run, SGLang drops the tokens past its
     end from the request, but they are in its state, and maybe in its snapshot: they may have crossed the boundary that
-    was tracked, and up to 0.5.21 they count when SGLang asks whether the kept ones did. So the step is not cached, unless
-    the state can be brought back to what is kept."""
+    was tracked, and up to 0.5.21 they count when SGLang asks whether the kept ones did. So the step is not cached,
+    unless the state can be brought back to what is kept."""
     retained = original(processor, req, tokens)
     rewinds = isinstance(processor.tree_cache.req_to_token_pool, RewindRequests)
     if not isinstance(tokens, int) and len(retained) < len(tokens) and not rewinds:

@@ -1,5 +1,5 @@
-"""What the radix cache is given where states are rewound (`state.rewind`): a request's own slot at its key's length, and
-the snapshots of prefills."""
+"""What the radix cache is given where states are rewound (`state.rewind`): a request's own slot at its key's length,
+and the snapshots of prefills."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class MtpMambaPool(MambaPool):
         """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
         forward = self._forward_stream
         stream = None if forward is None else torch.get_device_module(self.device).current_stream()
-        if stream == forward:
+        if stream is None or stream == forward:
             yield
             return
         stream.wait_stream(forward)

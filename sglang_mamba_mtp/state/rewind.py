@@ -1,8 +1,9 @@
 """The radix strategy that replay makes possible: one state slot for a running request, none for snapshots.
 
 SGLang reserves two more slots for every running request, in which its state is tracked at intervals, because a state
-that has run past a key cannot be cut back to it. A lagging checkpoint can. So while it decodes nothing is tracked, and a
-request that ends gives its own slot to the radix cache, brought back to exactly its key's length (`Window.state_at`).
+that has run past a key cannot be cut back to it. A lagging checkpoint can. So while it decodes nothing is tracked, and
+a request that ends gives its own slot to the radix cache, brought back to exactly its key's length
+(`Window.state_at`).
 A prefill still takes the snapshots that make shared prefixes hit, into one slot, which the radix cache owns as soon as
 the prefill's result is processed.
 
@@ -76,8 +77,8 @@ class RewindRequests(HybridReqToTokenPool):
         batches.let_go_of_snapshot(req)
 
     def give_snapshot(self, req: Any) -> tuple[torch.Tensor | None, int]:
-        """The slot [1] with ``req``'s prefill snapshot, which is the caller's from now on, and of how many tokens it is;
-        None and 0 if none was taken. ``req`` holds no snapshot slot afterwards."""
+        """The slot [1] with ``req``'s prefill snapshot, which is the caller's from now on, and of how many tokens it
+        is; None and 0 if none was taken. ``req`` holds no snapshot slot afterwards."""
         slot, length = self.snapshot_of(req), batches.tracking_of(req).mamba_last_track_seqlen
         self._let_go_of_snapshot(req)
         if slot is not None and length is None:
@@ -87,14 +88,14 @@ class RewindRequests(HybridReqToTokenPool):
     def within_reach(self, req: Any, length: int) -> bool:
         """Whether the own slot of ``req``, which has ended, can be brought back to ``length`` tokens.
 
-        Its newest step can be taken back always. A key that ends before that (``--strip-thinking-cache``) may lie before
-        the checkpoint.
+        Its newest step can be taken back always. A key that ends before that (``--strip-thinking-cache``) may lie
+        before the checkpoint.
         """
         return bool(batches.lengths_of(req).kv_committed_len - length <= self.mamba_pool.max_nodes)
 
     def release(self, req: Any, *, given: int | None) -> None:
-        """``req`` has ended. ``given``: of how many tokens the radix cache has taken its own slot as the state; None: it
-        has not taken it."""
+        """``req`` has ended. ``given``: of how many tokens the radix cache has taken its own slot as the state; None:
+        it has not taken it."""
         slot, snapshot = batches.request_slot(req), self.snapshot_of(req)
         if given is not None:
             self.mamba_pool.give_away(slot, given)

@@ -6,11 +6,11 @@ before its commit, so it is put here, and done at the head of the next forward, 
 else looks at a slot (`state.pools.MtpMambaPool.catch_up`):
 
     verify t         commit t
-    verify t+1       commit t+1          the scheduler sees the end at t, gives the slot away: put here
-                                         and the slot may be given on, copied from, taken by another request: all of that
+    verify t+1       commit t+1          the scheduler sees the end at t, gives the slot away: put here;
+                                         the slot may be copied from or taken by another request: decided
     forward t+2      catch up, then SGLang's own copies and clears of slots, then the forward
 
-Only the scheduler's thread puts and takes. Order is kept: SGLang's copies and clears, which are decided later, run later.
+Only the scheduler's thread puts and takes. Order is kept: SGLang's copies and clears, decided later, run later.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from .counts import Counts
 @dataclass(frozen=True)
 class VerifyBatch:
     """The rows of one verify: ``slots``, ``rows`` and ``lengths`` [batch] (any integer dtype), state slot, request row
-    and how many tokens the request had committed before; a slot <= 0 is padding. ``nodes`` is the draft length, ``chain``
-    whether SGLang gave no tree links."""
+    and how many tokens the request had committed before; a slot <= 0 is padding. ``nodes`` is the draft length,
+    ``chain`` whether SGLang gave no tree links."""
 
     slots: torch.Tensor
     rows: torch.Tensor

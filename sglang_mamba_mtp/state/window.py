@@ -22,10 +22,10 @@ A verify stores only at free positions, so no kernel overwrites what another pro
 nodes of a tree become contiguous by permuting ``order``: no inputs are moved. Everything here is read and written on
 the forward stream alone, without host reads.
 
-Because the checkpoint lags, the state at any length from the checkpoint's to the newest can be made (`Window.state_at`):
-settling a slot, a snapshot and giving a slot to the radix cache are cases of it. With overlap scheduling SGLang learns of
-a request's end a step late, and the tokens of the newest step may still be taken back: where states are rewound a fold
-leaves those pending.
+Because the checkpoint lags, the state at any length from the checkpoint's to the newest can be made
+(`Window.state_at`): settling a slot, a snapshot and giving a slot to the radix cache are cases of it. With overlap
+scheduling SGLang learns of a request's end a step late, and the tokens of the newest step may still be taken back:
+where states are rewound a fold leaves those pending.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WindowShape:
 
     ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
     largest ``draft_token_num``; ``kind`` is the class in which the family's kernels take a window, its inputs named as
-    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds`` says whether folds leave
-    the newest step pending.
+    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds`` says whether folds
+    leave the newest step pending.
     """
 
     layers: int
@@ -150,7 +150,8 @@ class Window(DraftStore):
     def renew(self) -> None:
         super().renew()
         inputs = (self.conv_inputs, *self.fields.values())
-        for buffer in (self.pending, self.window_row, self.newest, self.length, self._track_count, *inputs):
+        counters = (self._track_count, self._out_of_reach)
+        for buffer in (self.pending, self.window_row, self.newest, self.length, *counters, *inputs):
             buffer.zero_()
         for permutation in (self.order, *(() if self.schedule is None else (self.schedule,))):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
