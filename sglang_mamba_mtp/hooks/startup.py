@@ -16,7 +16,7 @@ from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from ..metrics.facts import Facts, facts_of
-from ..names import REWIND
+from ..names import REWIND, SGLANG
 from ..state import rewind, sizing
 from ..state.pools import MtpMambaPool
 from ..state.rewind import SLOTS_PER_REQUEST
@@ -65,14 +65,16 @@ def _rewinds(mode: modes.Mode, server_args: Any) -> bool:
     Raises
         MtpError: that was asked for, and something else stands against it.
     """
-    obstacle = rewind.why_not(server_args) if mode.rewinds else mode.name
     options = config.current()
-    if obstacle is not None and options.given.get("radix") and options.radix == REWIND:
+    if not mode.rewinds or options.radix != REWIND:
+        return False
+    obstacle = rewind.why_not(server_args)
+    if obstacle is not None:
         raise MtpError(
-            f"{options.spelled('radix')}: requests' states cannot be rewound with {obstacle}; change that, or leave "
-            f"the choice to the plugin, which then serves SGLang's strategy"
+            f"{options.spelled('radix')}: requests' states cannot be rewound with {obstacle}; change that, or take "
+            f"{config.OPTIONS['radix'].flag} {SGLANG}"
         )
-    return obstacle is None
+    return True
 
 
 def decision(runner: Any) -> Serving:
@@ -187,22 +189,13 @@ def announce(result: None, runner: Any) -> None:
         family=serving.family_name,
         parts=serving.mode.speculative_bytes(runner.req_to_token_pool.mamba_pool),
         slots_gained=None if sizing.last is None else sizing.last.slots - sizing.last.stock_slots,
-        radix=_radix_in_words(serving, runner.server_args),
+        radix=REWIND if serving.rewinds else startup.radix_strategy(runner.server_args),
     )
     setattr(runner, _FACTS, known)
     _log(known.line())
     pool = runner.req_to_token_pool.mamba_pool
     if isinstance(pool, MtpMambaPool):
         _warm_up(pool, runner)
-
-
-def _radix_in_words(serving: Serving, server_args: Any) -> str:
-    """How the radix cache gets its states, and why not another way."""
-    if serving.rewinds:
-        return REWIND
-    why_not = rewind.why_not(server_args) if serving.mode.rewinds else None
-    because = "" if why_not is None else f" (not {REWIND}: {why_not})"
-    return f"{startup.radix_strategy(server_args)}{because}"
 
 
 def _warm_up(pool: MtpMambaPool, runner: Any) -> None:

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
-from .. import config
 from ..compat import batches, startup
-from ..names import REWIND
 from .pools import RewindPool
 
 #: State slots for every running request: its own, and one for what the radix cache keeps of it.
@@ -27,16 +25,14 @@ SLOTS_PER_REQUEST = 2
 
 
 def why_not(server_args: Any) -> str | None:
-    """Why requests' states are tracked as SGLang does it, for people; None where they are rewound."""
-    args, options = startup.resolved(server_args), config.current()
-    if options.radix != REWIND:
-        return options.spelled("radix")
+    """What requests' states cannot be rewound with, as the operator spells it; None where they can."""
+    args = startup.resolved(server_args)
     if args.disable_radix_cache:
         return "--disable-radix-cache"
     if not startup.chooses_radix_strategy(server_args):
         return f"--mamba-radix-cache-strategy {args.mamba_radix_cache_strategy}"
     if args.mamba_radix_cache_strategy != "extra_buffer":
-        return "--disable-overlap-schedule, with which SGLang gives requests' own slots away as well"
+        return "--disable-overlap-schedule, where SGLang gives requests' own slots away itself"
     if (args.page_size or 1) > 1:
         return f"--page-size {args.page_size}, whose boundaries may lie further back than a window"
     if args.enable_mixed_chunk:

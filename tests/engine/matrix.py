@@ -51,9 +51,10 @@ CACHES = {
     "extra_buffer": {"radix": "extra_buffer"},
     "extra_buffer-overlap": {"radix": "extra_buffer", "overlap": True},
     "extra_buffer_lazy": {"radix": "extra_buffer_lazy", "overlap": True},  # SGLang refuses it without overlap
-    "rewind": {"radix": "auto", "overlap": True},
+    "rewind": {"radix": "auto", "overlap": True, "env": {"SGLANG_MAMBA_MTP_RADIX": "rewind"}},
 }
-"""Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it."""
+"""Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it; rewind
+is the plugin's own, in replay."""
 
 FAST = {
     ("gdn", "ngram-chain", "no_buffer"),
@@ -61,7 +62,9 @@ FAST = {
     ("gdn", "nextn-chain", "extra_buffer_lazy"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-tree", "extra_buffer-overlap"),
+    ("gdn", "nextn-tree", "rewind"),
     ("mamba2", "ngram-chain", "extra_buffer-overlap"),
+    ("mamba2", "ngram-tree", "rewind"),
     ("mamba2", "ngram-tree", "extra_buffer_lazy"),
     ("mamba2", "nextn-chain", "extra_buffer"),
     ("mamba2", "nextn-tree", "no_buffer"),
@@ -75,7 +78,9 @@ FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-chain", "extra_buffer_lazy"),
+    ("gdn", "ngram-chain", "rewind"),
     ("mamba2", "ngram-chain", "extra_buffer"),
+    ("mamba2", "nextn-tree", "rewind"),
     ("mamba2", "nextn-tree", "no_buffer"),
 }
 """The same for the tests on a small engine."""
@@ -113,16 +118,29 @@ class Case:
     def spec(self, model: str, **changes) -> EngineSpec:
         """The engine of this cell on a checkpoint."""
         engine = ENGINE[self.family]
-        env = VARIANTS[self.mode].get("env", {}) | changes.pop("env", {})
+        cache = dict(CACHES[self.cache])
+        env = VARIANTS[self.mode].get("env", {}) | cache.pop("env", {}) | changes.pop("env", {})
         extra = engine.get("extra", {}) | changes.pop("extra", {})
-        settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes, "extra": extra}
+        settings = {**engine, **ALGORITHMS[self.algorithm], **cache, **changes, "extra": extra}
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 
-def cases(fast: set[tuple[str, str, str]] = FAST, algorithms: Iterable[str] = tuple(ALGORITHMS)) -> list:
-    """Every cell as a pytest parameter; those outside ``fast`` carry the ``slow`` marker."""
+def caches(mode: str) -> tuple[str, ...]:
+    """What of `CACHES` a variant of `VARIANTS` runs with: only replay can rewind."""
+    return tuple(cache for cache in CACHES if cache != "rewind" or VARIANTS[mode]["mode"] == "replay")
+
+
+def cases(
+    fast: set[tuple[str, str, str]] = FAST,
+    algorithms: Iterable[str] = tuple(ALGORITHMS),
+    without: Iterable[str] = (),
+) -> list:
+    """Every cell as a pytest parameter, those of the caches ``without`` left out; those outside ``fast`` carry the
+    ``slow`` marker."""
     params = []
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, algorithms, CACHES):
+        if cache not in caches(mode) or cache in without:
+            continue
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)

@@ -238,3 +238,36 @@ def test_bench_one_batch_loads_the_plugin(forked):
 
     result = forked(body)
     assert result.code == 0 and "--mamba-mtp-mode" in result.output and "--input-len" in result.output
+
+
+OBSTACLES = {
+    "--page-size 16": {"page_size": 16},
+    "--mamba-radix-cache-strategy extra_buffer_lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    "--disable-radix-cache": {"disable_radix_cache": True},
+    "--enable-mixed-chunk": {"enable_mixed_chunk": True},
+    "--disable-overlap-schedule": {"disable_overlap_schedule": True},
+}
+
+
+@pytest.mark.parametrize("flag", OBSTACLES)
+def test_rewinding_says_what_stands_against_it(forked, hybrid, flag):
+    asked = {"mamba_radix_cache_strategy": "auto"} | OBSTACLES[flag]
+
+    def body():
+        with pytest.raises(MtpError) as refusal:
+            build(hybrid[names.GDN], spec="NEXTN", overlap=True, extra=asked)
+        print("refused:", refusal.value)
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert f"refused: SGLANG_MAMBA_MTP_RADIX=rewind: requests' states cannot be rewound with {flag}" in result.output
+
+
+def test_a_rewinding_server_takes_two_slots_a_request(forked, hybrid):
+    def body():
+        auto = {"mamba_radix_cache_strategy": "auto"}
+        build(hybrid[names.MAMBA2], spec="NGRAM", overlap=True, max_running_requests=64, extra=auto)
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert "48 state slots, up to 24 requests (2 slots each), radix rewind, " in announced(result.output)

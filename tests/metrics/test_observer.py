@@ -73,7 +73,7 @@ def test_counting_never_reads_the_device():
         counts.values = on_device(counts.values)
         pending = torch.arange(8, dtype=torch.int32, device=DEVICE)
         slots = torch.tensor([2, 7, -1], dtype=torch.int32, device=DEVICE)
-        counts.folds(pending, slots, 3)
+        counts.folds(pending[6:] * torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))
         counts.settles(pending, slots)
         counts.moves(slots + 1, slots)
         assert isinstance(counts.values, OnDevice) and reads == []

@@ -217,6 +217,11 @@ class Lives(RuleBasedStateMachine):
         self.extend(request, length)
         self.running.append(request)
 
+    def settle(self, request: Request) -> None:
+        """Its slot holds all it has committed: nothing of that can be taken back any more."""
+        self.pool.settle(self.index(request.slot))
+        request.reach(request.length, request.state)
+
     def extend(self, request: Request, count: int) -> None:
         """Plain forward of ``count`` tokens."""
         state = self.advance(request.slot, request.state, self.tokens(count))
@@ -312,6 +317,7 @@ class Lives(RuleBasedStateMachine):
     def fork(self) -> None:
         request, slot = self.running[self.pick(len(self.running))], self.free_slots.pop()
         self.pool.copy_from(self.index(request.slot).long(), self.index(slot).long())
+        request.reach(request.length, request.state)  # it was settled for that
         self.cached[slot] = request.state
 
     @precondition(lambda self: self.running and self.free_slots)
@@ -322,6 +328,7 @@ class Lives(RuleBasedStateMachine):
         self.free_slots.insert(0, request.slot)
         self.pool.load_cpu_copy(copy, self.index(slot).long())
         request.slot = slot
+        request.reach(request.length, request.state)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -367,7 +374,7 @@ class Lives(RuleBasedStateMachine):
                 self.check(slot, state)
         if self.running and self.pick(3) == 0:
             request = self.running[self.pick(len(self.running))]
-            self.pool.settle(self.index(request.slot))
+            self.settle(request)
             self.check(request.slot, request.state)
 
     def check(self, slot: int, state: State) -> None:
