@@ -8,7 +8,7 @@ from typing import Any
 
 from . import cuda_ops
 from .scenario import Outcome, mean_accept_length
-from .states import Prefix, Record
+from .states import Prefix, Record, Shards
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class EngineSpec:
     tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
     after every forward (synchronises each step: on a GPU it undoes the overlap). count_compiled: note which of our
     kernels are compiled, on a CPU would be compiled, while requests are served. retract_every: force a retraction
-    every so many forwards. sabotage: a fault of sabotage.py. extra: further ServerArgs fields, which win over all else.
+    every so many forwards. ranks: of tensor parallelism, a process each. sabotage: a fault of sabotage.py, on
+    ``sabotaged_rank`` alone if that is given. extra: further ServerArgs fields, which win over all else.
     """
 
     model: str
@@ -43,7 +44,9 @@ class EngineSpec:
     overlap: bool = False
     record_live: bool = True
     count_compiled: bool = False
+    ranks: int = 1
     sabotage: str | None = None
+    sabotaged_rank: int | None = None
     retract_every: int | None = None
     max_steps: int = 20_000
     timeout: float = 240.0
@@ -62,7 +65,9 @@ class EngineSpec:
             "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}",
             "NEXTN": f"nextn-k{self.topk}-s{self.steps}-n{self.draft_tokens}",
         }[self.spec]
-        return f"{Path(self.model).name}-{self.mode}-{algorithm}-{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
+        parallel = f"-tp{self.ranks}" if self.ranks > 1 else ""
+        cache = f"{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
+        return f"{Path(self.model).name}-{self.mode}-{algorithm}-{cache}{parallel}"
 
     def server_args(self) -> dict[str, Any]:
         """The ServerArgs keywords, the same for both SGLang versions."""
@@ -71,6 +76,7 @@ class EngineSpec:
             "model_path": self.model,
             "device": self.device,
             "dtype": self.dtype,
+            "tp_size": self.ranks,
             "trust_remote_code": False,
             "skip_tokenizer_init": True,
             "attention_backend": None if gpu else "torch_native",
@@ -116,7 +122,8 @@ class Result:
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
     ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
-    ended with a token they decoded in a prefill's batch (mixed chunks).
+    ended with a token they decoded in a prefill's batch (mixed chunks). Of several ranks this is what `ranks.joined`
+    makes of theirs; ``shards`` says how a rank's states are cut.
     """
 
     spec: EngineSpec
@@ -139,6 +146,7 @@ class Result:
     ended_as_tails: int
     seconds_to_build: float
     seconds_to_run: float
+    shards: Shards
     log: str = ""
 
     @property
