@@ -15,9 +15,9 @@ from .states import Prefix, Record, Shards
 class EngineSpec:
     """A Scheduler to build. Frozen and hashable by :meth:`key`, so that runs can be cached.
 
-    model: directory of the checkpoint. spec: None, "NGRAM" or "NEXTN". topk, steps, draft_tokens: NEXTN's tree (topk 1
-    is a chain of steps + 1 nodes); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is
-    what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
+    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE" or
+    "EAGLE3". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes); draft_tokens is
+    NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
     tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
     after every forward (synchronises each step: on a GPU it undoes the overlap). count_compiled: note which of our
     kernels are compiled, on a CPU would be compiled, while requests are served. retract_every: force a retraction
@@ -27,6 +27,7 @@ class EngineSpec:
 
     model: str
     spec: str | None = None
+    draft_model: str | None = None
     topk: int = 1
     steps: int = 3
     draft_tokens: int = 4
@@ -60,11 +61,10 @@ class EngineSpec:
     @property
     def label(self) -> str:
         """A short name for logs and failure texts."""
-        algorithm = {
-            None: "plain",
-            "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}",
-            "NEXTN": f"nextn-k{self.topk}-s{self.steps}-n{self.draft_tokens}",
-        }[self.spec]
+        tree = f"-k{self.topk}-s{self.steps}-n{self.draft_tokens}"
+        algorithm = {None: "plain", "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}"}.get(self.spec, tree)
+        if algorithm == tree:
+            algorithm = f"{self.spec}{tree}".lower()
         parallel = f"-tp{self.ranks}" if self.ranks > 1 else ""
         cache = f"{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
         return f"{Path(self.model).name}-{self.mode}-{algorithm}-{cache}{parallel}"
@@ -105,7 +105,8 @@ class EngineSpec:
             args["speculative_num_draft_tokens"] = self.draft_tokens
         if self.spec == "NGRAM":
             args["speculative_ngram_max_bfs_breadth"] = self.bfs_breadth
-        if self.spec == "NEXTN":
+        elif self.spec is not None:
+            args["speculative_draft_model_path"] = self.draft_model
             args["speculative_num_steps"] = self.steps
             args["speculative_eagle_topk"] = self.topk
         return args | self.extra
