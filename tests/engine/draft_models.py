@@ -72,13 +72,11 @@ def write_llama(folder: str | Path, seed: int = 0, markov: float = MARKOV) -> Pa
     return w.save(Path(folder), LLAMA)
 
 
-def write_eagle3(
-    folder: str | Path, seed: int = 0, markov: float = MARKOV, *, config: dict[str, Any] = EAGLE3
-) -> Path:
+def write_eagle3(folder: str | Path, seed: int = 0, markov: float = MARKOV, *, config: dict[str, Any] = EAGLE3) -> Path:
     """Write an EAGLE3 head, by ``config`` of either kind. Returns the folder.
 
-    Its layer sees the last token in attention only: queries, keys and values copy the embedding, so that a token attends
-    to itself above all and hands its embedding on.
+    Its layer sees the last token in attention only: queries, keys and values copy the embedding, so that a token
+    attends to itself above all and hands its embedding on.
     """
     w = Weights(seed)
     w.embedding_and_head("embed_tokens.weight", "lm_head.weight", markov)

@@ -118,7 +118,13 @@ class Case:
         engine = ENGINE[self.family]
         env = VARIANTS[self.mode].get("env", {}) | changes.pop("env", {})
         extra = engine.get("extra", {}) | changes.pop("extra", {})
-        settings = {**engine, **(ALGORITHMS | SECOND_MODEL)[self.algorithm], **CACHES[self.cache], **changes, "extra": extra}
+        settings = {
+            **engine,
+            **(ALGORITHMS | SECOND_MODEL)[self.algorithm],
+            **CACHES[self.cache],
+            **changes,
+            "extra": extra,
+        }
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 

@@ -15,14 +15,15 @@ from .states import Prefix, Record, Shards
 class EngineSpec:
     """A Scheduler to build. Frozen and hashable by :meth:`key`, so that runs can be cached.
 
-    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE" or
-    "EAGLE3". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes); draft_tokens is
-    NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
-    tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
-    after every forward (synchronises each step: on a GPU it undoes the overlap). count_compiled: note which of our
-    kernels are compiled, on a CPU would be compiled, while requests are served. retract_every: force a retraction
-    every so many forwards. ranks: of tensor parallelism, a process each. sabotage: a fault of sabotage.py, on
-    ``sabotaged_rank`` alone if that is given. extra: further ServerArgs fields, which win over all else.
+    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE"
+    or "EAGLE3". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes); draft_tokens is
+    NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock takes for a chain). radix: a strategy of
+    SGLang's, or None for no radix cache. track_interval: decode tokens between two extra_buffer snapshots. mode: the
+    plugin's. record_live: also record running requests' slots after every forward (synchronises each step: on a GPU it
+    undoes the overlap). count_compiled: note which of our kernels are compiled, on a CPU would be compiled, while
+    requests are served. retract_every: force a retraction every so many forwards. ranks: of tensor parallelism, a
+    process each. sabotage: a fault of sabotage.py, on ``sabotaged_rank`` alone if that is given. extra: further
+    ServerArgs fields, which win over all else.
     """
 
     model: str

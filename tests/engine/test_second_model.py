@@ -1,4 +1,4 @@
-"""Drafts of a second model: one that drafts on its own (STANDALONE), and one that reads the target's states (EAGLE3)."""
+"""Drafts of a second model, which drafts on its own (STANDALONE) or reads the target's states (EAGLE3)."""
 
 from __future__ import annotations
 

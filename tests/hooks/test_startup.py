@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -166,6 +167,52 @@ def test_a_declined_flag_stops_the_launch(forked, hybrid):
         SGLANG_MAMBA_MTP_MODE="snapshot",
     )
     assert result.code == 1 and "--enable-streaming-session True" in result.output
+
+
+def checked(model: str, **given) -> object:
+    """Server arguments as a launcher has them before it starts a process."""
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(model_path=model, device="cpu", skip_tokenizer_init=True, **given)
+    if hasattr(args, "resolve_once"):
+        args.resolve_once()
+    args.check_server_args()
+    return startup.resolved(args)
+
+
+@pytest.mark.parametrize("mode, verify", [("replay", "triton"), ("slots", "triton"), ("snapshot", None)])
+def test_a_derived_verify_backend_is_overridden(forked, hybrid, dense, mode, verify):
+    """SGLang would verify with FlashInfer where it decodes with it; only a verify of its own may."""
+
+    def body():
+        logging.basicConfig(force=True)  # pytest's handlers keep to themselves what they are told here
+        load_plugins()
+        chain = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
+        chain["speculative_num_draft_tokens"] = 4
+        for field in ("linear_attn_decode_backend", "linear_attn_prefill_backend"):
+            args = checked(hybrid[names.GDN], **chain, **{field: "flashinfer"})
+            expected = verify if field == "linear_attn_decode_backend" else None
+            assert args.linear_attn_verify_backend == expected, (field, args.linear_attn_verify_backend)
+            assert getattr(args, field) == "flashinfer"
+        assert checked(hybrid[names.GDN], linear_attn_decode_backend="flashinfer").linear_attn_verify_backend is None
+        assert checked(dense, linear_attn_decode_backend="flashinfer").linear_attn_verify_backend is None
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
+    assert result.code == 0, result.output
+    assert result.output.count(f"mode {mode} verifies with its own kernels, not with flashinfer's") == (
+        verify is not None
+    )
+
+
+def test_a_verify_backend_that_is_named_is_declined(forked, hybrid):
+    def body():
+        load_plugins()
+        chain = {"speculative_algorithm": "NEXTN", "linear_attn_verify_backend": "flashinfer"}
+        with pytest.raises(MtpError, match="--linear-attn-verify-backend flashinfer: it verifies into SGLang's"):
+            checked(hybrid[names.GDN], **chain)
+
+    result = forked(body)
+    assert result.code == 0, result.output
 
 
 def test_every_refusal_is_in_one_message(forked, hybrid):
