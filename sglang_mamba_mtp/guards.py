@@ -184,7 +184,10 @@ COMMON: tuple[Decline, ...] = (
         optional=True,  # from 0.5.20 on
     ),
     _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
-    _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
+    _switched_on(
+        "--enable-two-batch-overlap",
+        "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
+    ),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
     Decline(
         "--disaggregation-mode",
@@ -197,7 +200,7 @@ COMMON: tuple[Decline, ...] = (
         "--pp-size",
         lambda args: args.pp_size,
         lambda stages: stages > 1,
-        "verify and commit run on different stages",
+        "SGLang gives a speculative server one stage, or more behind SGLANG_ENABLE_PP_SPEC, which was not tried here",
         "use --tp-size instead",
     ),
     Decline(
