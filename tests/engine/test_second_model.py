@@ -54,5 +54,5 @@ def test_speculation_changes_nothing(case: Case, checkpoint, draft_of):
 def test_sglangs_mamba2_models_show_no_inner_states(mode, checkpoint, draft_of):
     """What stops an EAGLE3 draft that wants them is SGLang's, with and without the plugin."""
     spec = Case("mamba2", "eagle3-chain", "no_buffer", mode).spec(checkpoint("mamba2"), draft_model=draft_of("EAGLE3"))
-    with pytest.raises(EngineError, match="has no attribute 'set_eagle3_layers_to_capture'"):
+    with pytest.raises(EngineError, match="set_eagle3_layers_to_capture"):
         run(spec, [Scenario("one", (Request("r", (5, 6, 7), 8),))])
