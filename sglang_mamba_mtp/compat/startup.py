@@ -59,6 +59,15 @@ def skip_decode_locks() -> None:
     os.environ.setdefault("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK", "1")
 
 
+def derived_verify_backend(server_args: Any) -> str | None:
+    """What SGLang lets the linear layers verify with; None where ``--linear-attn-verify-backend`` names it."""
+    args = resolved(server_args)
+    if args.linear_attn_verify_backend is not None:
+        return None
+    decode = args.linear_attn_decode_backend or args.linear_attn_backend
+    return "flashinfer" if decode == "flashinfer" else "triton"
+
+
 def hip_version() -> str | None:
     """The ROCm release PyTorch was built for, whose devices SGLang calls `cuda`; None with NVIDIA's."""
     import torch

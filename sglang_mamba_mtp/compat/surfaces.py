@@ -57,6 +57,11 @@ HOOKED: dict[str, Surface] = {
     "from_cli_args": _same(f"{_ARGUMENTS}.from_cli_args", "cls args"),
     "check_server_args": _same(f"{_ARGUMENTS}.check_server_args", "self"),
     "handle_ngram": _same("sglang.srt.arg_groups.speculative_hook:_handle_ngram", "server_args"),
+    "handle_linear_attn": Surface(
+        "sglang.srt.arg_groups.attention_hook:handle_linear_attn_backend",
+        (("self",), ("server_args",)),
+        (f"{_ARGUMENTS}._handle_linear_attn_backend",),
+    ),
     "prepare_for_extend": _same(f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend", "self"),
     "track_entry": _same(f"{_SCHEDULE}:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend", "self req"),
     "attn_backend_wrapper": _same(f"{_ATTENTION}.attention_registry:attn_backend_wrapper", "runner full_attn_backend"),
@@ -336,6 +341,9 @@ ARGUMENTS: tuple[str, ...] = (
     "speculative_adaptive_config",
     "max_running_requests",
     "max_mamba_cache_size",
+    "linear_attn_backend",
+    "linear_attn_decode_backend",
+    "linear_attn_verify_backend",
     "mamba_full_memory_ratio",
     "disable_radix_cache",
     # of a server that is not started

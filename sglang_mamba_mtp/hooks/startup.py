@@ -16,7 +16,7 @@ from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from ..metrics.facts import Facts, facts_of
-from ..names import REWIND, SGLANG
+from ..names import GDN, REWIND, SGLANG
 from ..state import rewind, sizing
 from ..state.pools import MtpMambaPool
 from ..state.rewind import SLOTS_PER_REQUEST
@@ -128,6 +128,27 @@ def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> Non
     if steps_by_default:  # SGLang's own default for a tree of this topk
         decided["speculative_num_steps"] = max(1, args.speculative_num_draft_tokens // 2)
     startup.decide(server_args, "mamba_mtp.ngram_drafts_trees", **decided)
+
+
+def verify_with_ours(result: None, server_args: Any) -> None:
+    """AFTER `handle_linear_attn_backend`: where SGLang would verify with FlashInfer because it decodes with it, do not.
+
+    It decodes with it unasked on some GPUs. A verify of ours never calls FlashInfer's, which fills buffers that we do
+    not allocate; a backend that somebody named stays, to be declined.
+    """
+    derived = startup.derived_verify_backend(server_args)
+    if derived in (None, "triton") or not startup.resolved(server_args).speculative_algorithm:
+        return
+    model = startup.model_config(server_args)
+    if model is None or startup.linear_family(model)[0] != GDN:
+        return
+    startup.decide(server_args, "mamba_mtp.verify_with_ours", linear_attn_verify_backend="triton")
+    logger.warning(  # up to 0.5.18 nobody has set logging up yet, and less would be lost
+        "mamba-mtp: mode %s verifies with its own kernels, not with %s's, which follow the decode backend "
+        "(decode and prefill keep theirs)",
+        modes.current().name,
+        derived,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- scheduler process

@@ -19,6 +19,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("check_server_args", "AFTER", startup.refuse_early, OURS, "decline before anything is started"),
     Hook("handle_ngram", "AROUND", startup.ngram_drafts_trees, OURS, "NGRAM at breadth 1 still drafts trees"),
     Hook("track_entry", "AFTER", rewind.track_where_there_is_a_slot, REWINDS, "a prefill without a snapshot slot"),
+    Hook("handle_linear_attn", "AFTER", startup.verify_with_ours, OWN_POOL, "FlashInfer's verify is not derived"),
     Hook("track_entry", "AFTER", step.collect_track_entry, OURS, "host copy of one request's tracking"),
     Hook("prepare_for_extend", "AROUND", step.collect_track_entries, OURS, "host copies for the whole batch"),
     Hook("attn_backend_wrapper", "AROUND", startup.build_attention_backend, OURS, "our linear-attention backend"),

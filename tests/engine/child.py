@@ -10,15 +10,18 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import cuda_ops, launches, sabotage, sleep
+from . import cuda_ops, launches, ranks, sabotage, sleep
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
 from .spec import EngineSpec, Result
 
 
-def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str) -> None:
-    """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``."""
+def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0) -> None:
+    """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
+
+    The processes of an engine's ranks meet in a file beside ``out_path``.
+    """
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
@@ -29,7 +32,8 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     try:
-        payload: Any = run_here(spec, scenarios)
+        ranks.meet_beside(out_path)
+        payload: Any = run_here(spec, scenarios, rank)
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -41,7 +45,7 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     os._exit(0)  # SGLang leaves daemon threads and sockets behind
 
 
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> Result:
     """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
@@ -53,12 +57,13 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     load_plugins()
     if spec.device != "cpu":
         cuda_ops.install()
-    sabotage.apply(spec.sabotage)
+    if spec.sabotaged_rank in (None, rank):
+        sabotage.apply(spec.sabotage)
     saver = sleep.MemorySaver()
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
-    scheduler = build_scheduler(spec)
+    scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
@@ -92,10 +97,11 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         ended_as_tails=recorder.ended_as_tails,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
+        shards=ranks.shards_of(scheduler),
     )
 
 
-def build_scheduler(spec: EngineSpec) -> Any:
+def build_scheduler(spec: EngineSpec, rank: int = 0) -> Any:
     """A Scheduler the way ``run_scheduler_process`` makes one, in either SGLang version."""
     import inspect
 
@@ -108,12 +114,12 @@ def build_scheduler(spec: EngineSpec) -> Any:
         port_args = PortArgs.init_new(server_args)
         configure_logger(server_args)
         publish(server_args, role="scheduler")
-        return Scheduler(server_args, port_args, 0, 0, 0, 0, 0, 0, None)
+        return Scheduler(server_args, port_args, rank, rank, 0, 0, 0, 0, None)
     from sglang.srt.runtime_context import SpawnRanks
 
     server_args.resolve_once()
     port_args = PortArgs.init_new(server_args)
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
     configure_logger(server_args)
     return Scheduler(server_args, port_args)
 

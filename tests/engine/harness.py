@@ -22,8 +22,9 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from . import cuda_ops
+from . import cuda_ops, ranks
 from .child import child_main
 from .scenario import Request, Scenario
 from .spec import EngineSpec, Result
@@ -95,22 +96,34 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         import_sglang()
     context = multiprocessing.get_context("fork" if on_cpu else "spawn")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-        out, log = Path(folder, "result"), Path(folder, "log")
-        process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
+        parts = [Path(folder, f"rank{rank}") for rank in range(spec.ranks)]
+        processes = []
+        for rank, part in enumerate(parts):
+            where = (f"{part}.result", f"{part}.log", rank)
+            processes.append(context.Process(target=child_main, args=(spec, list(scenarios), *where), daemon=True))
         with _memory_saver(spec):
-            process.start()
-        process.join(spec.timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise EngineError(_report(spec, f"no result within {spec.timeout:.0f} s", log))
-        if not out.exists():
-            raise EngineError(_report(spec, f"the process died, exit code {process.exitcode}", log))
-        payload = pickle.loads(out.read_bytes())
-        if not isinstance(payload, Result):
-            raise EngineError(_report(spec, str(payload).strip().rpartition("\n")[2], log))  # the log has it all
-        payload.log = log.read_text(errors="replace")
+            for process in processes:
+                process.start()
+        late = ranks.wait(processes, spec.timeout)
+        found = [_read(spec, *each) for each in zip(processes, parts, late, strict=True)]
+    if texts := [each for each in found if isinstance(each, str)]:
+        raise EngineError("\n".join(texts))
+    payload = ranks.joined(found)
     _note(spec, payload)
+    return payload
+
+
+def _read(spec: EngineSpec, process: Any, part: Path, late: str) -> Result | str:
+    """What a process left, or what became of it."""
+    out, log = Path(f"{part}.result"), Path(f"{part}.log")
+    if late:
+        return _report(spec, late, log)
+    if not out.exists():
+        return _report(spec, f"the process died, exit code {process.exitcode}", log)
+    payload = pickle.loads(out.read_bytes())
+    if not isinstance(payload, Result):
+        return _report(spec, str(payload).strip().rpartition("\n")[2], log)  # the log has it all
+    payload.log = log.read_text(errors="replace")
     return payload
 
 

@@ -39,6 +39,14 @@ ALGORITHMS = {
     "nextn-tree": {"spec": "NEXTN", "topk": 3, "steps": 3, "draft_tokens": 8},
 }
 
+SECOND_MODEL = {
+    "standalone-chain": {"spec": "STANDALONE", "topk": 1, "steps": 3, "draft_tokens": 4},
+    "standalone-tree": {"spec": "STANDALONE", "topk": 3, "steps": 3, "draft_tokens": 8},
+    "eagle3-chain": {"spec": "EAGLE3", "topk": 1, "steps": 3, "draft_tokens": 4},
+    "eagle3-tree": {"spec": "EAGLE3", "topk": 3, "steps": 3, "draft_tokens": 8},
+}
+"""Drafts of a second model, which the spec must name."""
+
 ENGINE = {
     "gdn": {},
     # Snapshots fall on multiples of the chunk size, which GDN fixes at 64 and Mamba2 takes from the configuration.
@@ -121,7 +129,13 @@ class Case:
         cache = dict(CACHES[self.cache])
         env = VARIANTS[self.mode].get("env", {}) | cache.pop("env", {}) | changes.pop("env", {})
         extra = engine.get("extra", {}) | changes.pop("extra", {})
-        settings = {**engine, **ALGORITHMS[self.algorithm], **cache, **changes, "extra": extra}
+        settings = {
+            **engine,
+            **(ALGORITHMS | SECOND_MODEL)[self.algorithm],
+            **cache,
+            **changes,
+            "extra": extra,
+        }
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,35 @@ class State:
 
     temporal: torch.Tensor
     conv: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How a tensor-parallel rank's part of a state is cut out of the whole.
+
+    Of the recurrent state a rank has some heads. Its convolution state has the channels of several inputs, ``widths``
+    of each (GDN: q, k, v; Mamba2: x, B, C), in each some of all channels, or where ``repeated`` all of them.
+    """
+
+    widths: tuple[int, ...]
+    repeated: tuple[bool, ...]
+
+    def joined(self, parts: Sequence[State]) -> State:
+        """The whole state, from every rank's part in order of rank.
+
+        Raises AssertionError if ranks differ where each should have the same.
+        """
+        temporal = torch.cat([part.temporal for part in parts], dim=1)
+        return State(temporal, tuple(map(self._joined_conv, zip(*(part.conv for part in parts), strict=True))))
+
+    def _joined_conv(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        inputs = zip(*(part.split(self.widths, dim=1) for part in parts), strict=True)
+        whole = []
+        for pieces, repeated in zip(inputs, self.repeated, strict=True):
+            if repeated and not all(torch.equal(pieces[0], piece) for piece in pieces):
+                raise AssertionError("ranks differ in channels that each of them has")
+            whole.append(pieces[0] if repeated else torch.cat(pieces, dim=1))
+        return torch.cat(whole, dim=1)
 
 
 @dataclass(frozen=True)
