@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -22,12 +23,8 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    own_streams(log_path)
+    tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
         payload: Any = run_here(spec, scenarios)
     except BaseException:
@@ -39,6 +36,16 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # SGLang leaves daemon threads and sockets behind
+
+
+def own_streams(log_path: str) -> None:
+    """Send what this process prints to the end of a file."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
 def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:

@@ -4,8 +4,9 @@
     check_equal(result, [scenario, ...])       # tokens and pool states against a plain engine without any cache
 
 Two Schedulers cannot share a process, so each run has its own. On a CPU it is forked from a process that has imported
-SGLang and nothing more; with ``device="cuda"`` it is spawned, because importing sgl_kernel asks the device what it is,
-and a process that has initialised CUDA cannot fork into one that uses it (`run_all` runs several instead).
+SGLang, loaded the plugin and done nothing more (`nursery`); with ``device="cuda"`` it is spawned, because importing
+sgl_kernel asks the device what it is, and a process that has initialised CUDA cannot fork into one that uses it
+(`run_all` runs several instead).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import multiprocessing
 import os
@@ -25,6 +27,7 @@ from pathlib import Path
 
 from . import cuda_ops
 from .child import child_main
+from .nursery import Nursery
 from .scenario import Request, Scenario
 from .spec import EngineSpec, Result
 from .states import Comparison, Prefix, State, as_tokens, compare
@@ -78,6 +81,9 @@ def import_sglang() -> str:
 
     for name in PRELOAD:
         importlib.import_module(name)
+    # Every child collects garbage twice as it starts; millions of imported objects are none.
+    gc.collect()
+    gc.freeze()
     return sglang.__version__
 
 
@@ -91,21 +97,13 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     if len(set(names)) != len(names):
         raise ValueError(f"scenario names repeat: {names}")
     on_cpu = spec.device == "cpu"
-    if on_cpu:
-        import_sglang()
-    context = multiprocessing.get_context("fork" if on_cpu else "spawn")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         out, log = Path(folder, "result"), Path(folder, "log")
-        process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
-        with _memory_saver(spec):
-            process.start()
-        process.join(spec.timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        code = (_fork if on_cpu else _spawn)(spec, scenarios, out, log)
+        if code is None:
             raise EngineError(_report(spec, f"no result within {spec.timeout:.0f} s", log))
         if not out.exists():
-            raise EngineError(_report(spec, f"the process died, exit code {process.exitcode}", log))
+            raise EngineError(_report(spec, f"the process died, exit code {code}", log))
         payload = pickle.loads(out.read_bytes())
         if not isinstance(payload, Result):
             raise EngineError(_report(spec, str(payload).strip().rpartition("\n")[2], log))  # the log has it all
@@ -114,9 +112,39 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     return payload
 
 
+_nurseries: dict[tuple[str, str], Nursery] = {}
+
+
+def _fork(spec: EngineSpec, scenarios: Sequence[Scenario], out: Path, log: Path) -> int | None:
+    """An engine on a CPU. Its exit code; None if it took too long."""
+    import_sglang()
+    key = spec.mode, repr(sorted(spec.env.items()))
+    if key not in _nurseries:
+        _nurseries[key] = Nursery(spec.mode, spec.env)
+    try:
+        return _nurseries[key].run(spec, scenarios, out, log)
+    except EOFError:
+        del _nurseries[key]
+        raise EngineError(_report(spec, "the plugin was not loaded", log)) from None
+
+
+def _spawn(spec: EngineSpec, scenarios: Sequence[Scenario], out: Path, log: Path) -> int | None:
+    """An engine on a GPU. Its exit code; None if it took too long."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
+    with _memory_saver(spec):
+        process.start()
+    process.join(spec.timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    return process.exitcode
+
+
 def _memory_saver(spec: EngineSpec) -> contextlib.AbstractContextManager:
-    """What the process of an engine that sleeps must be started in; on a CPU `sleep.MemorySaver` needs nothing."""
-    if spec.device == "cpu" or not spec.extra.get("enable_memory_saver"):
+    """What the process of an engine that sleeps must be started in."""
+    if not spec.extra.get("enable_memory_saver"):
         return contextlib.nullcontext()
     import torch_memory_saver
 

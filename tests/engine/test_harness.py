@@ -34,6 +34,19 @@ def test_engine_that_raises(checkpoint):
         run(spec, [ONE])
 
 
+def test_plugin_that_does_not_load(checkpoint, sglang_version, monkeypatch):
+    """Engines of a mode are forked from one process that has loaded the plugin: it says why it could not."""
+    from sglang.srt import plugins
+
+    def broken():
+        raise RuntimeError("no such plugin")
+
+    monkeypatch.setattr(plugins, "load_plugins", broken)
+    spec = Case("gdn", "ngram-tree", "no_buffer", "replay").spec(checkpoint("gdn"), env={"FORKED_FROM": "its own"})
+    with pytest.raises(EngineError, match=r"(?s)the plugin was not loaded.*no such plugin"):
+        run(spec, [ONE])
+
+
 @pytest.mark.parametrize("mode", MODES["gdn"])
 def test_hooks_that_are_not_live(checkpoint, mode):
     spec = Case("gdn", "ngram-tree", "no_buffer", mode).spec(checkpoint("gdn"), sabotage="unhook_commit")
