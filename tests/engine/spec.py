@@ -99,6 +99,7 @@ class EngineSpec:
             args["speculative_num_draft_tokens"] = self.draft_tokens
         if self.spec == "NGRAM":
             args["speculative_ngram_max_bfs_breadth"] = self.bfs_breadth
+            args["speculative_ngram_capacity"] = 500_000  # the default, 10,000,000, takes a second to allocate
         if self.spec == "NEXTN":
             args["speculative_num_steps"] = self.steps
             args["speculative_eagle_topk"] = self.topk
