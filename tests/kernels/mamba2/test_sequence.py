@@ -156,6 +156,7 @@ def test_steps(ops, nodes, window, device):
     run_steps(ops, device, steps=9, nodes=nodes, window=window, batch=2)
 
 
+@pytest.mark.once
 def test_chain_4096_commits_do_not_drift(device):
     """As exact after 4096 commits as after one: the limit inside is the one-step limit."""
     ops = KERNELS if device.type == "cuda" else REFERENCES
