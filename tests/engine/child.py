@@ -72,11 +72,13 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     if spec.retract_every is not None:
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
+    free = free_counts(scheduler)
     feeder = Feeder(scheduler, scenarios, max_steps=spec.max_steps)
     recorder = Recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
     scheduler.run_event_loop()
     recorder.close()
+    check_nothing_is_lost(scheduler, free)
     pool = recorder.pool
     return Result(
         spec=spec,
@@ -130,6 +132,26 @@ def force_retractions(interval: int) -> None:
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, interval
+
+
+def free_counts(scheduler: Any) -> dict[str, int]:
+    """How many of each kind of thing a request needs are free."""
+    rows = scheduler.req_to_token_pool
+    return {
+        "KV tokens": scheduler.token_to_kv_pool_allocator.available_size(),
+        "state slots": rows.mamba_allocator.available_size(),
+        "request rows": rows.available_size(),
+    }
+
+
+def check_nothing_is_lost(scheduler: Any, before: dict[str, int]) -> None:
+    """Evict all that an idle scheduler has cached, node by node; raise AssertionError unless all is free that was."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    scheduler.tree_cache.evict(EvictParams(num_tokens=sys.maxsize, mamba_num=sys.maxsize))
+    after = free_counts(scheduler)
+    if after != before:
+        raise AssertionError(f"free before any request: {before}; after all of them: {after}")
 
 
 def draft_state_bytes(pool: Any) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from . import scenarios
+from . import child, scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
 from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes
 from .scenario import Request, Scenario
@@ -47,6 +49,24 @@ def test_plugin_that_does_not_load(checkpoint, sglang_version, monkeypatch):
     spec = Case("gdn", "ngram-tree", "no_buffer", "replay").spec(checkpoint("gdn"), env={"FORKED_FROM": "its own"})
     with pytest.raises(EngineError, match=r"(?s)the plugin was not loaded.*no such plugin"):
         run(spec, [ONE])
+
+
+@pytest.mark.parametrize("lost", ["KV tokens", "state slots", "request rows"])
+def test_what_does_not_come_back_is_seen(sglang_version, lost):
+    """Of an idle scheduler whose cache has been evicted; every engine run ends with this."""
+    free = {"KV tokens": 90, "state slots": 9, "request rows": 4}
+
+    def kind(name: str):
+        return SimpleNamespace(available_size=lambda: free[name])
+
+    rows = SimpleNamespace(available_size=lambda: free["request rows"], mamba_allocator=kind("state slots"))
+    cache = SimpleNamespace(evict=lambda params: None)
+    scheduler = SimpleNamespace(req_to_token_pool=rows, token_to_kv_pool_allocator=kind("KV tokens"), tree_cache=cache)
+    before = child.free_counts(scheduler)
+    child.check_nothing_is_lost(scheduler, before)
+    free[lost] -= 1
+    with pytest.raises(AssertionError, match="free before any request"):
+        child.check_nothing_is_lost(scheduler, before)
 
 
 @pytest.mark.parametrize("mode", MODES["gdn"])
