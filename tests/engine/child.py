@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -25,12 +26,8 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    own_streams(log_path)
+    tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
         ranks.meet_beside(out_path)
         payload: Any = run_here(spec, scenarios, rank)
@@ -43,6 +40,16 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # SGLang leaves daemon threads and sockets behind
+
+
+def own_streams(log_path: str) -> None:
+    """Send what this process prints to the end of a file."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
 def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> Result:
@@ -70,11 +77,13 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
     if spec.retract_every is not None:
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
+    free = free_counts(scheduler)
     feeder = Feeder(scheduler, scenarios, max_steps=spec.max_steps)
     recorder = Recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
     scheduler.run_event_loop()
     recorder.close()
+    check_nothing_is_lost(scheduler, free)
     pool = recorder.pool
     return Result(
         spec=spec,
@@ -129,6 +138,26 @@ def force_retractions(interval: int) -> None:
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, interval
+
+
+def free_counts(scheduler: Any) -> dict[str, int]:
+    """How many of each kind of thing a request needs are free."""
+    rows = scheduler.req_to_token_pool
+    return {
+        "KV tokens": scheduler.token_to_kv_pool_allocator.available_size(),
+        "state slots": rows.mamba_allocator.available_size(),
+        "request rows": rows.available_size(),
+    }
+
+
+def check_nothing_is_lost(scheduler: Any, before: dict[str, int]) -> None:
+    """Evict all that an idle scheduler has cached, node by node; raise AssertionError unless all is free that was."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    scheduler.tree_cache.evict(EvictParams(num_tokens=sys.maxsize, mamba_num=sys.maxsize))
+    after = free_counts(scheduler)
+    if after != before:
+        raise AssertionError(f"free before any request: {before}; after all of them: {after}")
 
 
 def draft_state_bytes(pool: Any) -> int:

@@ -30,6 +30,14 @@ MODES = {family: tuple(name for name in VARIANTS if name != "off") for family in
 IN_FULL = ("replay", "slots")
 """Variants that run all fast cells below; the others run `FAST_IN_EVERY_MODE`."""
 
+EVERYWHERE = "replay"
+"""The variant that runs every fast test on every SGLang version.
+
+The equality matrix runs `IN_FULL` on every version. Beyond it a version meets a special scenario in this variant, and
+the other variants meet it on one version (`marks`): what a variant keeps of drafts is its own, how requests are
+scheduled is the version's, and each pair of variant, version and scenario is met. With ``--slow``, all three together.
+"""
+
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
 
 ALGORITHMS = {
@@ -139,6 +147,20 @@ class Case:
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 
+def marks(mode: str, quick: bool = True) -> tuple[pytest.MarkDecorator, ...]:
+    """Of a special test in a variant: none in the one that runs everywhere, ``once`` in the others, or ``slow``."""
+    if not quick:
+        return (pytest.mark.slow,)
+    return () if mode == EVERYWHERE else (pytest.mark.once,)
+
+
+def in_modes(modes: Iterable[str], *first: Iterable[str]) -> list:
+    """``first`` x ``modes`` as pytest parameters, the mode last, each with its `marks`."""
+    return [
+        pytest.param(*entry, id="-".join(entry), marks=marks(entry[-1])) for entry in itertools.product(*first, modes)
+    ]
+
+
 def caches(mode: str) -> tuple[str, ...]:
     """What of `CACHES` a variant of `VARIANTS` runs with: only replay can rewind."""
     return tuple(cache for cache in CACHES if cache != "rewind" or VARIANTS[mode]["mode"] == "replay")
@@ -158,5 +180,6 @@ def cases(
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
-        params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
+        everywhere = quick and mode in IN_FULL
+        params.append(pytest.param(case, id=case.name, marks=() if everywhere else marks(mode, quick)))
     return params

@@ -106,6 +106,7 @@ class EngineSpec:
             args["speculative_num_draft_tokens"] = self.draft_tokens
         if self.spec == "NGRAM":
             args["speculative_ngram_max_bfs_breadth"] = self.bfs_breadth
+            args["speculative_ngram_capacity"] = 500_000  # the default, 10,000,000, takes a second to allocate
         elif self.spec is not None:
             args["speculative_draft_model_path"] = self.draft_model
             args["speculative_num_steps"] = self.steps

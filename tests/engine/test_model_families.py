@@ -23,7 +23,7 @@ import torch
 
 from . import harness, scenarios
 from .harness import EngineError, check_equal, import_sglang, run
-from .matrix import ALGORITHMS, IN_FULL, MODES, Case
+from .matrix import ALGORITHMS, IN_FULL, MODES, Case, marks
 from .scenario import Request, Scenario
 from .spec import EngineSpec
 from .weights import VOCAB
@@ -68,8 +68,8 @@ def _cells() -> list:
                 or (model, *cell) in FAST_IN_EVERY_MODE
             )
             case = Case(facts.family, algorithm, cache, mode)
-            marks = () if quick else pytest.mark.slow
-            params.append(pytest.param(model, case, id=f"{model}-{algorithm}-{cache}-{mode}", marks=marks))
+            name = f"{model}-{algorithm}-{cache}-{mode}"
+            params.append(pytest.param(model, case, id=name, marks=marks(mode, quick)))
     return params
 
 

@@ -144,6 +144,7 @@ WRONG = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])
 @pytest.mark.parametrize("mode", ["slots", "replay"])
 @pytest.mark.parametrize("wrong", WRONG)

@@ -210,6 +210,7 @@ def test_a_fold_too_far_is_seen(too_far):
         )
 
 
+@pytest.mark.once
 def test_chain_4096_commits_do_not_drift(device):
     """As exact after 4096 commits as after one: the limit inside is the one-step limit."""
     ops = KERNELS if device.type == "cuda" else REFERENCES
