@@ -256,19 +256,22 @@ def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str
 
 
 def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
-    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice."""
+    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice, and
+    rewinding, which has not run on a GPU yet, only where it was asked for."""
     ways = {way.name: way for way in WAYS}
     ours = [row for row in rows if not row.why and ways[row.way].mode != names.OFF]
     if not ours:
         raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
-    overlapping = [row for row in ours if row.strategy != "no_buffer"]
-    best = max(overlapping or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
+    usual = [row for row in ours if row.strategy not in ("no_buffer", names.REWIND)]
+    best = max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
     line = ["python -m sglang.launch_server --model-path", options.model_path]
     line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
     line += ["--max-running-requests", str(best.requests)]
     if best.strategy == "none":
         line += ["--disable-radix-cache"]
-    elif best.strategy != names.REWIND:
+    elif best.strategy == names.REWIND:
+        line += ["--mamba-mtp-radix", names.REWIND]
+    else:
         line += ["--mamba-radix-cache-strategy", best.strategy]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]

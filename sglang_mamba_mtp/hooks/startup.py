@@ -259,11 +259,15 @@ def size_mamba_pool(original: Callable[..., float], configurator: Any, total_res
 
 
 def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
-    """AROUND `KVCacheConfigurator._calculate_mamba_ratio`: state slots for every running request, the draft worker's
-    configurator asked or the target's."""
+    """AROUND `KVCacheConfigurator._calculate_mamba_ratio`: state slots for every running request, the same for the
+    target's configurator and for its draft worker's."""
     stock = original(configurator)
-    mode = modes.current()
-    return min(stock, SLOTS_PER_REQUEST) if mode.rewinds and _rewinds(mode, configurator.server_args) else stock
+    if configurator.is_draft_worker:
+        rewinds = _rewinds(modes.current(), configurator.server_args)
+    else:
+        serving = _serving_of_pools(configurator)
+        rewinds = serving is not None and serving.rewinds
+    return min(stock, SLOTS_PER_REQUEST) if rewinds else stock
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:

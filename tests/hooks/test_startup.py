@@ -320,3 +320,18 @@ def test_a_rewinding_server_takes_two_slots_a_request(forked, hybrid):
     result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
     assert result.code == 0, result.output
     assert "48 state slots, up to 24 requests (2 slots each), radix rewind, " in announced(result.output)
+
+
+def test_without_speculation_nothing_is_rewound(forked, hybrid):
+    """SGLang's slots a request stay SGLang's: its requests hold what it reserves for them."""
+
+    def body():
+        auto = {"mamba_radix_cache_strategy": "auto"}
+        runner = build(
+            hybrid[names.GDN], overlap=True, max_running_requests=64, track_interval=64, extra=auto
+        ).tp_worker.model_runner
+        print("a request holds", runner.kv_cache_configurator._calculate_mamba_ratio())
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert "a request holds 5" in result.output
