@@ -166,10 +166,10 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
 def _row(
     options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
 ) -> Row:
+    rewinds = strategy == names.REWIND
+    if rewinds:
+        setting = replace(setting, slots_per_request=SLOTS_PER_REQUEST)
     with planning.configurator(setting) as found:
-        rewinds = strategy == names.REWIND
-        if rewinds:
-            found._calculate_mamba_ratio = lambda: SLOTS_PER_REQUEST
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.mode == names.REPLAY:
             rest = sizing.size_with_windows(size, found, memory, family, rewinds)
