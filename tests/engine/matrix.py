@@ -155,9 +155,12 @@ def marks(mode: str, quick: bool = True) -> tuple[pytest.MarkDecorator, ...]:
 
 
 def in_modes(modes: Iterable[str], *first: Iterable[str]) -> list:
-    """``first`` x ``modes`` as pytest parameters, the mode last, each with its `marks`."""
+    """``first`` x ``modes`` as pytest parameters, the mode last, each with its `marks`; a cache of `CACHES` among the
+    first is one that the mode runs with."""
     return [
-        pytest.param(*entry, id="-".join(entry), marks=marks(entry[-1])) for entry in itertools.product(*first, modes)
+        pytest.param(*entry, id="-".join(entry), marks=marks(entry[-1]))
+        for entry in itertools.product(*first, modes)
+        if CACHES.keys() & entry <= {*caches(entry[-1])}
     ]
 
 

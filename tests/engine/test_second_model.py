@@ -8,7 +8,7 @@ import pytest
 
 from . import draft_models, scenarios
 from .harness import EngineError, check_equal, run
-from .matrix import CACHES, FAMILIES, IN_FULL, SECOND_MODEL, Case
+from .matrix import FAMILIES, IN_FULL, SECOND_MODEL, Case, caches
 from .scenario import Request, Scenario
 
 READS = {("EAGLE3", "mamba2"): "EAGLE3-last"}
@@ -22,7 +22,11 @@ FAST = {
 
 
 def _cells() -> list:
-    cells = itertools.product(FAMILIES, SECOND_MODEL, CACHES, IN_FULL)
+    cells = [
+        (family, algorithm, cache, mode)
+        for family, algorithm, mode in itertools.product(FAMILIES, SECOND_MODEL, IN_FULL)
+        for cache in caches(mode)
+    ]
     return [pytest.param(Case(*c), id="-".join(c), marks=() if c in FAST else pytest.mark.slow) for c in cells]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from . import stress
 from .harness import check_equal, run
-from .matrix import CACHES, FAMILIES, FEW_SLOTS, IN_FULL, Case
+from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, Case, caches
 from .spec import Result
 
 CASES = {
@@ -44,8 +44,7 @@ def test_a_fault_does_not_survive_it(family, fault, checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", IN_FULL)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("cache", "mode"), [(cache, mode) for mode in IN_FULL for cache in caches(mode)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_for_long(family, cache, mode, checkpoint):
     """States are compared where the radix cache is handed them; those of running requests are the short run's."""
