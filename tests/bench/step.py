@@ -384,6 +384,7 @@ class Ours:
                 nodes=drafts.nodes,
                 threshold=window,
                 dtype=ACTIVATIONS,
+                rewinds=False,
             )
             self.store = Window(
                 window_shape,
@@ -396,7 +397,9 @@ class Ours:
 
     def _batch(self, which: int) -> VerifyBatch:
         drafts = self.drafts
-        return VerifyBatch(drafts.slots[which], drafts.rows[which], drafts.nodes, drafts.chain)
+        slots, rows = drafts.slots[which], drafts.rows[which]
+        # nothing asks for the lengths of requests whose states are not rewound
+        return VerifyBatch(slots, rows, lengths=rows, nodes=drafts.nodes, chain=drafts.chain)
 
     def prepare(self, which: int) -> None:
         self.store.prepare(self._batch(which), *self.drafts.links)
