@@ -13,6 +13,7 @@ CASES = {
     "gdn": Case("gdn", "nextn-tree", "extra_buffer-overlap", "replay"),
     "mamba2": Case("mamba2", "ngram-tree", "no_buffer", "replay"),
 }
+REWOUND = Case("gdn", "nextn-tree", "rewind", "replay")
 LONG = 1200
 """Requests of the slow runs."""
 
@@ -27,11 +28,10 @@ def _check(result: Result, todo: list) -> None:
     assert {"length", "stop", "abort"} <= {outcome.finish for outcome in outcomes}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_answers_under_load_are_those_without_speculation(family, checkpoint):
-    case = CASES[family]
+@pytest.mark.parametrize("case", [*CASES.values(), REWOUND], ids=lambda case: case.name)
+def test_answers_under_load_are_those_without_speculation(case, checkpoint):
     todo = stress.waves(1, 60, checkpoint.vocab, size=30)
-    _check(run(case.spec(checkpoint(family), **FEW_SLOTS[case.cache]), todo), todo)
+    _check(run(case.spec(checkpoint(case.family), **FEW_SLOTS[case.cache]), todo), todo)
 
 
 @pytest.mark.once
