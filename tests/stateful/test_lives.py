@@ -374,8 +374,11 @@ class Lives(RuleBasedStateMachine):
                 self.check(slot, state)
         if self.running and self.pick(3) == 0:
             request = self.running[self.pick(len(self.running))]
-            self.settle(request)
-            self.check(request.slot, request.state)
+            self.check_running(request)
+
+    def check_running(self, request: Request) -> None:
+        self.settle(request)
+        self.check(request.slot, request.state)
 
     def check(self, slot: int, state: State) -> None:
         torch.testing.assert_close(self.read(slot).temporal, state.temporal, rtol=1e-4, atol=1e-5)
@@ -433,11 +436,13 @@ class RewindLives(ReplayLives):
         self.live(rewind_pool(self.draw_model(family, seed), threshold, layout))
 
     @precondition(lambda self: self.running)
-    @rule(late=st.booleans(), nodes=st.integers(1, NODES), chain=st.booleans())
-    def end_within_the_newest_step(self, late: bool, nodes: int, chain: bool) -> None:
-        """The key ends anywhere in the newest step; ``late``: the request was verified once more before that was
-        seen, alone or with others."""
+    @rule(steps=st.integers(0, 6), late=st.booleans(), nodes=st.integers(1, NODES), chain=st.booleans())
+    def end_within_the_newest_step(self, steps: int, late: bool, nodes: int, chain: bool) -> None:
+        """After some steps more the key ends anywhere in the newest one; ``late``: the request was verified once more
+        before that was seen, alone or with others."""
         request = self.running[self.pick(len(self.running))]
+        for _ in range(steps):
+            self.verify([request], nodes, chain=chain, tracked=False, padded=False)
         length, state = request.back[self.pick(len(request.back))]
         if late:
             others = [other for other in self.running if other is not request][: self.pick(ROWS)]
@@ -446,6 +451,13 @@ class RewindLives(ReplayLives):
         self.cached[request.slot] = state
         self.free_slots.append(request.track)
         self.release(request)
+
+    def check_running(self, request: Request) -> None:
+        """In another slot, or its newest step could not be taken back any more."""
+        if self.free_slots:
+            slots = (self.index(request.slot), self.index(self.free_slots[0]))
+            self.store.state_at(*slots, torch.tensor([request.length]))
+            self.check(self.free_slots[0], request.state)
 
     @invariant()
     def every_length_was_within_reach(self) -> None:
