@@ -86,12 +86,26 @@ def request_slot(req: Any) -> Any:
     return req.mamba_pool_idx if hasattr(req, "mamba_pool_idx") else req.kv.mamba_pool_idx
 
 
-def let_go_of_slots(req: Any) -> None:
-    """``req`` holds no state slot any more, neither its own nor one for a snapshot."""
+#: What a request has of its own slot, and of the slots for its snapshots; some versions lack some.
+_OF_ITS_SLOT = ("mamba_pool_idx", "mamba_last_track_seqlen", "mamba_prev_track_seqlen")
+_OF_ITS_SNAPSHOTS = (
+    "mamba_ping_pong_track_buffer",
+    "mamba_ping_pong_empty",
+    "mamba_next_track_idx",
+    "mamba_last_track_idx",
+)
+
+
+def _let_go(req: Any, names: Sequence[str]) -> None:
     for holder in (req, getattr(req, "kv", None)):
-        for name in _HELD:
+        for name in names:
             if hasattr(holder, name):
                 setattr(holder, name, None)
+
+
+def let_go_of_slot(req: Any) -> None:
+    """``req`` holds no state slot of its own any more."""
+    _let_go(req, _OF_ITS_SLOT)
     tracking = tracking_of(req)
     if hasattr(tracking, "mamba_needs_clear"):
         tracking.mamba_needs_clear = False
@@ -99,26 +113,7 @@ def let_go_of_slots(req: Any) -> None:
 
 def let_go_of_snapshot(req: Any) -> None:
     """``req`` holds no slot for a snapshot any more: its next prefill gets one."""
-    tracking = tracking_of(req)
-    for name in (
-        "mamba_ping_pong_track_buffer",
-        "mamba_ping_pong_empty",
-        "mamba_next_track_idx",
-        "mamba_last_track_idx",
-    ):
-        if hasattr(tracking, name):
-            setattr(tracking, name, None)
-
-
-_HELD = (
-    "mamba_pool_idx",
-    "mamba_ping_pong_track_buffer",
-    "mamba_ping_pong_empty",
-    "mamba_next_track_idx",
-    "mamba_last_track_idx",
-    "mamba_last_track_seqlen",
-    "mamba_prev_track_seqlen",
-)
+    _let_go(req, _OF_ITS_SNAPSHOTS)
 
 
 def request_row(req: Any) -> int | None:

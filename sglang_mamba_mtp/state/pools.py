@@ -47,7 +47,6 @@ class MtpMambaPool(MambaPool):
         request_rows: request rows, the padding row included.
         axis_orders: which slot is in which axis order.
         store: what the mode keeps of draft nodes; None until a backend opened it.
-        queue: what the scheduler has decided about slots and is still to be done.
     """
 
     def __init__(
@@ -68,8 +67,6 @@ class MtpMambaPool(MambaPool):
         with self._memory():
             self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
         self._ops = common.ops_for(self.mamba_cache.temporal.device)
-        self.queue = SlotQueue(self.mamba_cache.temporal.device)
-        self._forward_stream: Any = None
         self.store: DraftStore | None = None
         self._opened_as: object = None
 
@@ -118,7 +115,6 @@ class MtpMambaPool(MambaPool):
 
         In place. States need none: a slot is cleared, or copied into, before anybody reads it.
         """
-        self.queue.forget()
         self.axis_orders.renew()
         if self.store is not None:
             self.store.renew()
@@ -130,31 +126,9 @@ class MtpMambaPool(MambaPool):
 
     def enter_forward(self) -> None:
         """A forward begins, on the current stream, before it looks at any slot."""
-        if torch.device(self.device).type == "cuda":
-            self._forward_stream = torch.get_device_module(self.device).current_stream()
-        self.catch_up()
 
     def catch_up(self) -> None:
-        """Do what is queued, behind the forward that was launched last and ahead of the next one."""
-        if not len(self.queue):
-            return
-        with self._in_order():
-            self._do_queued(*self.queue.take())
-
-    def _do_queued(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
-        raise MtpError(f"{type(self).__name__} cannot bring slots back to a length")
-
-    @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
-        forward = self._forward_stream
-        stream = None if forward is None else torch.get_device_module(self.device).current_stream()
-        if stream is None or stream == forward:
-            yield
-            return
-        stream.wait_stream(forward)
-        yield
-        forward.wait_stream(stream)
+        """Somebody is about to look at slots: what was decided about them is done first. Here nothing ever waits."""
 
     def settle(self, slots: torch.Tensor) -> None:
         """Bring the states of ``slots`` up to date, in the axis order they are in; entries <= 0 are skipped."""
@@ -243,18 +217,52 @@ class ReplayPool(MtpMambaPool):
 
 
 class RewindPool(ReplayPool):
-    """The same where requests give their own slots to the radix cache, at exact lengths (state/rewind.py)."""
+    """The same where requests give their own slots to the radix cache, at exact lengths (state/rewind.py).
+
+    Attributes
+        queue: what the scheduler has decided about slots and is still to be done.
+    """
 
     rewinds = True
     store: Window | None
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.queue = SlotQueue(self.mamba_cache.temporal.device)
+        self._forward_stream: Any = None
+
+    def renew(self) -> None:
+        self.queue.forget()
+        super().renew()
+
+    def enter_forward(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            self._forward_stream = torch.get_device_module(self.device).current_stream()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Do what is queued, behind the forward that was launched last and ahead of the next one."""
+        if self.store is None or not len(self.queue):
+            return
+        slots, lengths = self.queue.take()
+        with self._in_order():
+            self.store.state_at(slots, slots, lengths)
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
+        forward = self._forward_stream
+        stream = None if forward is None else torch.get_device_module(self.device).current_stream()
+        if stream is None or stream == forward:
+            yield
+            return
+        stream.wait_stream(forward)
+        yield
+        forward.wait_stream(stream)
+
     def give_away(self, slot: torch.Tensor, length: int) -> None:
         """The radix cache owns ``slot`` (0-dim) from now on, as the state after ``length`` tokens."""
         self.queue.put(slot, length)
-
-    def _do_queued(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
-        if self.store is not None:
-            self.store.state_at(slots, slots, lengths)
 
     def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
         super().warm_up(lengths, tracked=tracked)

@@ -100,7 +100,7 @@ class RewindRequests(HybridReqToTokenPool):
         if snapshot is not None:
             self.mamba_allocator.free(snapshot)
         self._let_go_of_snapshot(req)
-        batches.let_go_of_slots(req)
+        batches.let_go_of_slot(req)
 
     def free_mamba_cache(self, req: Any, mamba_ping_pong_track_buffer_to_keep: int | None = None) -> None:
         self.release(req, given=None)

@@ -11,7 +11,7 @@ import importlib
 from types import ModuleType
 
 import torch
-from stock import StockConv, recurrent_module
+from stock import VERIFIES, StockConv, recurrent_module
 
 FOLDER = {"0.5.23": "sglang.kernels.ops.attention.linear", "0.5.17": "sglang.kernels.ops.attention.fla"}
 """Where a version keeps its ReplaySSM kernels."""
@@ -70,11 +70,7 @@ class FoldAtCommit:
             initial_state_source=states,
             initial_state_indices=slots,
             cu_seqlens=starts,
-            use_qk_l2norm_in_kernel=True,
-            softplus_beta=1.0,
-            softplus_threshold=20.0,
-            is_kda=False,
-            disable_state_update=True,
+            **VERIFIES,
             cache_ring=True,
             replayssm_rawv=self.raw_v[index],
             replayssm_rawk=self.raw_k[index],

@@ -286,17 +286,13 @@ class Step(Protocol):
         """Bring the batch's slots and track slots of `states` and `conv_states` up to date, in SGLang's axis order."""
 
 
-class Stock:
-    """SGLang's: a state and a window per node, scattered at commit."""
+class StockConvolution:
+    """SGLang's pools, and its convolution with a window per node: what its ways to verify have in common."""
 
-    def __init__(self, drafts: Drafts, *, layers: int, hollow: bool = False) -> None:
-        """hollow: to compile kernels only; one layer stands for all."""
-        layer, shape, batch, nodes = drafts.layer, drafts.layer.shape, drafts.batch, drafts.nodes
-        self.drafts, self.layer = drafts, layer
-        self.conv, self.kernels, self.scatter = StockConv(), layer.stock(), StockCommit()
-        layers = 1 if hollow else layers
+    def __init__(self, drafts: Drafts, *, layers: int) -> None:
+        layer, batch, nodes = drafts.layer, drafts.batch, drafts.nodes
+        self.drafts, self.layer, self.conv = drafts, layer, StockConv()
         self.states, self.conv_states = open_pools(layer, layers, drafts.first_draft_slot)
-        self.buffer = torch.empty(layers, batch, nodes, *shape.temporal, dtype=self.states.dtype, device=layer.device)
         self.windows = self.conv.windows(layers, batch, nodes, self.conv_states, chain=drafts.chain)
         self.indices = torch.arange(batch, dtype=torch.int32, device=layer.device)
         self.starts = torch.arange(0, batch * nodes + 1, nodes, dtype=torch.int32, device=layer.device)
@@ -318,6 +314,18 @@ class Stock:
             links=self.drafts.links,
             parents=self.parents,
         )
+
+
+class Stock(StockConvolution):
+    """SGLang's: a state and a window per node, scattered at commit."""
+
+    def __init__(self, drafts: Drafts, *, layers: int, hollow: bool = False) -> None:
+        """hollow: to compile kernels only; one layer stands for all."""
+        layers = 1 if hollow else layers
+        super().__init__(drafts, layers=layers)
+        self.kernels, self.scatter = self.layer.stock(), StockCommit()
+        size = (layers, drafts.batch, drafts.nodes, *self.layer.shape.temporal)
+        self.buffer = torch.empty(size, dtype=self.states.dtype, device=self.layer.device)
 
     def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
         return self.layer.stock_score(

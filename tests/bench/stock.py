@@ -19,6 +19,15 @@ RECURRENT = {
 }
 """Where a version keeps GDN's verify, which tells the versions apart where only kernel files are."""
 
+VERIFIES = {
+    "use_qk_l2norm_in_kernel": True,
+    "softplus_beta": 1.0,
+    "softplus_threshold": 20.0,
+    "is_kda": False,
+    "disable_state_update": True,
+}
+"""What SGLang tells fused_sigmoid_gating_delta_rule_update wherever GDN verifies with it."""
+
 
 def recurrent_module() -> tuple[str, ModuleType]:
     """(the version it is of, the module of GDN's verify). Raises ImportError where there is none."""
@@ -210,11 +219,7 @@ class StockGdn:
             initial_state_source=states,
             initial_state_indices=slots,
             cu_seqlens=starts,
-            use_qk_l2norm_in_kernel=True,
-            softplus_beta=1.0,
-            softplus_threshold=20.0,
-            is_kda=False,
-            disable_state_update=True,
+            **VERIFIES,
             intermediate_states_buffer=buffer,
             intermediate_state_indices=indices,
             cache_steps=buffer.shape[1],

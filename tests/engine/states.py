@@ -107,13 +107,21 @@ def read_given(pool: Any, slot: torch.Tensor) -> State:
     """A slot that the radix cache has just been given, as it will be once the pool has caught up with that, which is
     not before its next forward. Changes nothing in the pool."""
     slot = slot.to(torch.int64).reshape(-1)
-    queue = getattr(pool, "queue", None)
-    lengths = [] if queue is None else [n for one, n in zip(queue._slots, queue._lengths, strict=True) if one == slot]
+    lengths = [length for one, length in getattr(pool, "queue", ()) if one == slot]
     if not lengths:
         return _read(pool, slot)[0]
-    with _put_back(pool, slot):
-        pool.store.state_at(slot, slot, torch.tensor(lengths[-1:]))
+    with _nothing_at_work(slot.device), _put_back(pool, slot):
+        pool.store.state_at(slot, slot, torch.tensor(lengths[-1:], device=slot.device))
         return _read(pool, slot)[0]
+
+
+@contextlib.contextmanager
+def _nothing_at_work(device: torch.device) -> Iterator[None]:
+    """With overlap a forward may be at work on the very slots that are read: on either side of this none is."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    yield
+    wait()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 from sglang_mamba_mtp.backends.target_verify import TargetVerify
 from sglang_mamba_mtp.state.axis_order import AxisOrders
 from sglang_mamba_mtp.state.draft_slots import DraftSlots
-from sglang_mamba_mtp.state.pools import MtpMambaPool
+from sglang_mamba_mtp.state.pools import MtpMambaPool, RewindPool
 from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch
 from sglang_mamba_mtp.state.window import Window
 
@@ -90,7 +90,7 @@ SABOTAGES = {
     "nobody turns a slot for SGLang": (SlotsLives, AxisOrders, "turn", _nothing),
     "a fold takes the newest step too": (RewindLives, Window, "commit", _nothing_stays),
     "a slot is given away a token ahead of its key": (RewindLives, Window, "state_at", _one_token_longer),
-    "slots are taken before they are brought back": (RewindLives, MtpMambaPool, "catch_up", _nothing),
+    "slots are taken before they are brought back": (RewindLives, RewindPool, "catch_up", _nothing),
     "the convolution stays behind a fold": (RewindLives, Window, "_fold_both", _without_the_convolution),
 }
 

@@ -368,7 +368,8 @@ class Lives(RuleBasedStateMachine):
     def states_are_the_naive_ones(self) -> None:
         if not hasattr(self, "pool"):
             return
-        waiting = {int(slot) for slot in self.pool.queue._slots}  # brought to their lengths by the next forward
+        # the next forward brings these to their lengths
+        waiting = {int(slot) for slot, _ in getattr(self.pool, "queue", ())}
         for slot, state in self.cached.items():
             if slot not in waiting:
                 self.check(slot, state)
