@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 from cases import GdnShape
 from replayssm import replayssm_kind, scatter_windows
-from step import ACTIVATIONS, Drafts, Stock, open_pools
+from step import ACTIVATIONS, Drafts, Stock, StockConvolution, open_pools
 from stock import StockConv
 
 ROWS, COLUMNS = 32, 128
 """The piece of a state that a program of `floors` moves: 16 KiB of float32."""
 
 
-class Replayssm:
+class Replayssm(StockConvolution):
     """SGLang's `--enable-linear-replayssm-spec`: chains of GDN, a window of inputs or updates a request."""
 
     @staticmethod
@@ -31,34 +31,14 @@ class Replayssm:
 
     def __init__(self, drafts: Drafts, *, layers: int, hollow: bool = False) -> None:
         """hollow: to compile kernels only; one layer stands for all."""
-        layer, shape, batch, nodes = drafts.layer, drafts.layer.shape, drafts.batch, drafts.nodes
+        layer, shape, nodes = drafts.layer, drafts.layer.shape, drafts.nodes
         layers = 1 if hollow else layers
-        self.drafts, self.layer, self.conv = drafts, layer, StockConv()
-        self.states, self.conv_states = open_pools(layer, layers, drafts.first_draft_slot)
-        self.windows = self.conv.windows(layers, batch, nodes, self.conv_states, chain=True)
+        super().__init__(drafts, layers=layers)
         self.kernels = replayssm_kind()(
             heads=(shape.H, shape.HV), dims=(shape.K, shape.V), layers=layers, slots=drafts.first_draft_slot,
-            rows=drafts.sets * batch, nodes=nodes, dtype=ACTIVATIONS, device=layer.device,
+            rows=drafts.sets * drafts.batch, nodes=nodes, dtype=ACTIVATIONS, device=layer.device,
         )  # fmt: skip
         self.phases = self.kernels.phases(len(drafts.accepted), nodes)
-        self.indices = torch.arange(batch, dtype=torch.int32, device=layer.device)
-        self.starts = torch.arange(0, batch * nodes + 1, nodes, dtype=torch.int32, device=layer.device)
-
-    def prepare(self, which: int) -> None:
-        pass
-
-    def convolve(self, which: int, index: int) -> torch.Tensor:
-        return self.conv.verify(
-            self.drafts.inputs[which][0],
-            conv_states=self.conv_states[index],
-            weight=self.layer.weight,
-            bias=self.layer.bias,
-            slots=self.drafts.slots[which],
-            windows=self.windows[index],
-            indices=self.indices,
-            links=(None, None),
-            parents=None,
-        )
 
     def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
         where = {"index": index, "states": self.states[index], **self._where(which), "starts": self.starts}
@@ -97,10 +77,12 @@ class FlashInfer(Stock):
         if drafts.layer.device.type != "cuda" or torch.cuda.get_device_capability(drafts.layer.device)[0] != 9:
             return "compute capability 9 only"
         try:
-            from flashinfer.gdn_decode import gated_delta_rule_mtp  # noqa: F401
+            from flashinfer import gdn_decode
         except Exception as error:
             # its packages are many, and some fail as they are loaded
             return f"{type(error).__name__}: {error}"
+        if getattr(gdn_decode, "get_tile_v_mtp", None) is None:
+            return "its verify cannot be loaded, as where CuTe DSL is missing"
         return None
 
     def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:

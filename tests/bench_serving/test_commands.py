@@ -27,7 +27,8 @@ def test_equal_flags_for_every_mode(parse):
         "stock/chain4": ["--mamba-mtp-mode", "off"],
         "replayssm/chain4": ["--mamba-mtp-mode", "off", "--enable-linear-replayssm-spec"],
         "slots/chain4": ["--mamba-mtp-mode", "slots"],
-        "replay/chain4": ["--mamba-mtp-mode", "replay"],
+        "replay/chain4": ["--mamba-mtp-mode", "replay", "--mamba-mtp-radix", "sglang"],
+        "rewind/chain4": ["--mamba-mtp-mode", "replay", "--mamba-mtp-radix", "rewind"],
     }
 
 

@@ -15,7 +15,7 @@ def names(options):
 
 def test_all_ways_to_serve_are_compared_by_default(parse):
     ran, refused = names(parse())
-    assert ran == ["none", "stock/chain4", "replayssm/chain4", "slots/chain4", "replay/chain4"]
+    assert ran == ["none", "stock/chain4", "replayssm/chain4", "slots/chain4", "replay/chain4", "rewind/chain4"]
     assert not refused
 
 

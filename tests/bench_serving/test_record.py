@@ -29,7 +29,7 @@ def test_what_is_finished_is_taken_up(parse):
     assert len(again.content["commands"]) == 2
     more = Record(parse("--modes", "replay"))
     assert more.has(first, options.loads[0])
-    assert list(more.content["modes"]) == ["none", "stock", "replayssm", "slots", "replay"]
+    assert list(more.content["modes"]) == ["none", "stock", "replayssm", "slots", "replay", "rewind"]
 
 
 def test_a_load_of_other_length_is_another_load(parse):

@@ -174,11 +174,12 @@ def test_table_and_plots(parse, stage, capsys, tmp_path):
     assert cli.main(arguments) == cli.COMPLETE
     told = capsys.readouterr().out
     assert "replay/tree8" in told and "replayssm/tree8: left out" in told
-    assert len([line for line in told.splitlines() if " requests  " in line]) == 2 * 8
+    assert len([line for line in told.splitlines() if " requests  " in line]) == 2 * 10
     content = json.loads(parse().out.read_text())
     assert list(plot.series(content)) == [
         *("none", "stock/chain4", "stock/tree8", "replayssm/chain4"),
         *("slots/chain4", "slots/tree8", "replay/chain4", "replay/tree8"),
+        *("rewind/chain4", "rewind/tree8"),
     ]
     labels = [plot.label(content, loads[0]) for loads in plot.series(content).values()]
     assert labels[:2] == ["no speculation", "SGLang's verify, chain4"]

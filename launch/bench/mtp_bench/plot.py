@@ -18,6 +18,7 @@ COLOURS = {
     "snapshot": "#9467bd",
     "slots": "#1f77b4",
     "replay": "#2ca02c",
+    "rewind": "#006400",
 }
 STYLES = ("-", "--", ":", "-.")
 
