@@ -121,6 +121,11 @@ def _chain_only_backend(args: Any) -> str:
     return "trtllm_mha" if _algorithm(args) == "NGRAM" and "trtllm_mha" in backends else ""
 
 
+def _flashinfer_tree(args: Any) -> str:
+    """Mamba2's backend where it is FlashInfer's and drafts are not chains."""
+    return "" if args.mamba_backend != "flashinfer" or _is_chain(args) else "flashinfer"
+
+
 #: Declined in every mode but `off`.
 COMMON: tuple[Decline, ...] = (
     Decline(
@@ -204,14 +209,6 @@ COMMON: tuple[Decline, ...] = (
         "use --tp-size instead",
     ),
     Decline(
-        "--mamba-backend",
-        lambda args: args.mamba_backend,
-        lambda backend: backend == "flashinfer",
-        "FlashInfer's kernel would decode plain tokens and, in mode snapshot, verify; that has not been run here",
-        "use --mamba-backend triton",
-        family=MAMBA2,
-    ),
-    Decline(
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
@@ -253,6 +250,19 @@ OWN_VERIFY: tuple[Decline, ...] = (
         "remove --linear-attn-verify-backend (decode and prefill may keep theirs)",
     ),
     _switched_on("--enable-mamba-cache-stochastic-rounding", "the fold is exact and rounds once, to nearest"),
+)
+
+
+#: Declined where SGLang's own kernels verify.
+SGLANGS_VERIFY: tuple[Decline, ...] = (
+    Decline(
+        "--mamba-backend",
+        _flashinfer_tree,
+        bool,
+        "FlashInfer's kernel verifies, and it verifies chains of NEXTN and its like only",
+        "use --mamba-backend triton, or --mamba-mtp-mode replay or slots, which verify with kernels of their own",
+        family=MAMBA2,
+    ),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import config
 from .backends.gdn import GdnBackend, VerifyGdn
 from .backends.mamba2 import SnapshotMamba2, VerifyMamba2
-from .guards import COMMON, OWN_VERIFY, Decline
+from .guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY, Decline
 from .names import GDN, MAMBA2, OFF, REPLAY, SLOTS, SNAPSHOT
 from .state import sizing
 from .state.pools import DraftSlotPool, MtpMambaPool, ReplayPool, copies_per_draft
@@ -73,7 +73,7 @@ MODES: dict[str, Mode] = {
         Mode(
             SNAPSHOT,
             backends={GDN: GdnBackend, MAMBA2: SnapshotMamba2},
-            guards=COMMON,
+            guards=COMMON + SGLANGS_VERIFY,
             speculative_bytes=copies_per_draft,
         ),
         Mode(OFF),

@@ -22,6 +22,7 @@ END = "<!-- generated: end -->"
 GROUPS = {
     "COMMON": "In every mode but `off`",
     "OWN_VERIFY": "In `replay` and `slots`, which verify with kernels of their own",
+    "SGLANGS_VERIFY": "In `snapshot`, which verifies with SGLang's kernels",
 }
 
 

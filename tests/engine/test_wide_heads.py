@@ -1,4 +1,5 @@
-"""GDN heads as wide as real models': SGLang prefills with FlashInfer then, without being asked to."""
+"""Heads as wide as real models', which FlashInfer's kernels need: SGLang prefills GDN with them without being asked to,
+and decodes Mamba2 with them where it is asked to."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from unittest import mock
 import pytest
 
 from . import models, scenarios
-from .harness import run
+from .harness import check_equal, run
 from .matrix import Case
 
 WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "torch_dtype": "bfloat16"}
@@ -35,3 +36,20 @@ def test_no_prefill_waits(tmp_path):
     assert "extend=FlashInferGDNKernel" in result.log
     assert "a prefill has planned its checkpoints" in result.log
     assert all(outcome.finish == "length" for outcome in result.outcomes.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "mode, algorithm", [("replay", "nextn-tree"), ("slots", "ngram-tree"), ("snapshot", "nextn-chain")]
+)
+def test_flashinfers_mamba_kernel(mode, algorithm, tmp_path):
+    """`--mamba-backend flashinfer`: its kernel verifies in snapshot; elsewhere it waits for plain decodes."""
+    with mock.patch.dict(models.NEMOTRON_H, {"mamba_head_dim": 64, "ssm_state_size": 128}):
+        models.write_nemotron_h(tmp_path)
+    case = Case("mamba2", algorithm, "extra_buffer-overlap", mode)
+    extra = {"mamba_backend": "flashinfer"}
+    spec = case.spec(str(tmp_path), device="cuda", record_live=False, timeout=400.0, extra=extra)
+    todo = [scenarios.turns(models.VOCAB - 1), scenarios.staggered(models.VOCAB - 1)]
+    result = run(spec, todo)
+    assert result.graphs > 0
+    check_equal(result, todo)

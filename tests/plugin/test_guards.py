@@ -13,7 +13,7 @@ from sglang_mamba_mtp import config, guards, modes, names
 from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.errors import MtpError
 from sglang_mamba_mtp.families.table import FAMILIES
-from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
+from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY
 
 from ..arguments import arguments_read
 
@@ -111,7 +111,7 @@ def test_each_refusal_names_flag_value_and_remedy(changed, words):
 def test_every_guard_has_a_case():
     tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY}
     tested |= {"--speculative-adaptive-config", "--mamba-backend"}  # cases of their own, below
-    assert tested == {guard.flag for guard in COMMON + OWN_VERIFY}
+    assert tested == {guard.flag for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY}
 
 
 def test_amd_gpus_which_sglang_calls_cuda(monkeypatch):
@@ -150,11 +150,13 @@ def test_adaptive_speculation_by_its_longest_chain(steps, nodes, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [names.REPLAY, names.SLOTS, names.SNAPSHOT])
-def test_flashinfers_mamba_kernel_has_not_been_run(mode):
-    """GDN has none of it."""
-    flashinfer = arguments(mamba_backend="flashinfer")
-    (text,) = guards.declined(flashinfer, modes.MODES[mode].guards, names.MAMBA2)
-    assert text.startswith("--mamba-backend flashinfer: ") and "--mamba-backend triton" in text
+@pytest.mark.parametrize("draft", [{}, {"speculative_eagle_topk": 3}, {"speculative_algorithm": "NGRAM"}])
+def test_flashinfers_mamba_kernel_verifies_chains(mode, draft):
+    """It verifies where SGLang's kernels do. GDN has none of it."""
+    flashinfer = arguments(mamba_backend="flashinfer", **draft)
+    found = guards.declined(flashinfer, modes.MODES[mode].guards, names.MAMBA2)
+    assert len(found) == bool(mode == names.SNAPSHOT and draft)
+    assert all(text.startswith("--mamba-backend flashinfer: ") and "chains" in text for text in found)
     assert guards.declined(flashinfer, modes.MODES[mode].guards, names.GDN) == []
 
 
