@@ -166,13 +166,13 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
 def _row(
     options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
 ) -> Row:
-    rewinds = strategy == names.REWIND
-    if rewinds:
+    rewinds_to = int(strategy == names.REWIND)  # the advice is for pages of one token
+    if rewinds_to:
         setting = replace(setting, slots_per_request=SLOTS_PER_REQUEST)
     with planning.configurator(setting) as found:
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.mode == names.REPLAY:
-            rest = sizing.size_with_windows(size, found, memory, family, rewinds)
+            rest = sizing.size_with_windows(size, found, memory, family, rewinds_to)
         else:
             rest = size(found, memory)
         slots = int(startup.schedule().max_mamba_cache_size)
@@ -181,7 +181,7 @@ def _row(
         tokens = found.config_from_budget(int(rest * GIB)).max_total_num_tokens
         requests = found.resolve_max_num_reqs(tokens)
         slot = startup.cache_params(found.model_config).mamba_cache_per_req
-        beside = _speculative_bytes(found, way, family, setting.nodes, slot, rewinds) if way.speculates else 0
+        beside = _speculative_bytes(found, way, family, setting.nodes, slot, rewinds_to) if way.speculates else 0
         return Row(
             way.name,
             strategy,
@@ -193,7 +193,7 @@ def _row(
         )
 
 
-def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int, rewinds: bool) -> int:
+def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int, rewinds_to: int) -> int:
     """What speculation holds for one running request."""
     params = startup.cache_params(found.model_config)
     if way.replayssm:
@@ -207,7 +207,7 @@ def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int,
         nodes=nodes,
         threshold=config.current().window,
         dtype=found.model_config.dtype,
-        rewinds=rewinds,
+        rewinds_to=rewinds_to,
     ).bytes_per_row()
 
 
@@ -256,22 +256,19 @@ def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str
 
 
 def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
-    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice, and
-    rewinding, which has not run on a GPU yet, only where it was asked for."""
+    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice."""
     ways = {way.name: way for way in WAYS}
     ours = [row for row in rows if not row.why and ways[row.way].mode != names.OFF]
     if not ours:
         raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
-    usual = [row for row in ours if row.strategy not in ("no_buffer", names.REWIND)]
+    usual = [row for row in ours if row.strategy != "no_buffer"]
     best = max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
     line = ["python -m sglang.launch_server --model-path", options.model_path]
     line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
     line += ["--max-running-requests", str(best.requests)]
     if best.strategy == "none":
         line += ["--disable-radix-cache"]
-    elif best.strategy == names.REWIND:
-        line += ["--mamba-mtp-radix", names.REWIND]
-    else:
+    elif best.strategy != names.REWIND:  # which is what replay does unless it is told otherwise
         line += ["--mamba-radix-cache-strategy", best.strategy]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]

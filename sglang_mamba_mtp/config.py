@@ -138,7 +138,8 @@ OPTIONS: dict[str, Option] = {
             expects="rewind or sglang",
             help="Where --mamba-radix-cache-strategy is left to SGLang: rewind takes no snapshots while decoding and "
             "gives a request's own slot to the radix cache at its exact length, two state slots a request in place of "
-            "five; sglang leaves the strategy as SGLang chooses it. Default: sglang; rewind has not run on a GPU yet.",
+            "five; sglang leaves the strategy as SGLang chooses it. Default: rewind, and what SGLang chooses where the "
+            "server cannot (its first line says why).",
         ),
     )
 }
@@ -165,7 +166,7 @@ class MtpConfig:
     mode: str = DEFAULT_MODE
     window: int = 8
     state_layout: str = "auto"
-    radix: str = SGLANG
+    radix: str = REWIND
     #: option name -> as the operator spelled it, value included, for messages
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 

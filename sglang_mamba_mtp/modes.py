@@ -30,7 +30,8 @@ class Mode:
         backends: by family, the linear-attention backend, a subclass of SGLang's.
         pool: the mamba pool, or None for SGLang's.
         size_pool: chooses the number of state slots, given SGLang's `_handle_max_mamba_cache`, the configurator, the
-            memory in GiB, the family and whether states are rewound; returns the GiB that are left.
+            memory in GiB, the family and the page size to whose multiples states are rewound, 0 for not; returns the
+            GiB that are left.
         rewinds: whether states of requests can be rewound (`state.rewind`), with a pool of its own.
         guards: what the mode declines to run with.
         speculative_bytes: what a mamba pool holds for speculation, in bytes by what they hold.
@@ -39,7 +40,7 @@ class Mode:
     name: str
     backends: Mapping[str, type] = field(default_factory=dict)
     pool: type[MtpMambaPool] | None = None
-    size_pool: Callable[[Any, Any, float, str, bool], float] | None = None
+    size_pool: Callable[[Any, Any, float, str, int], float] | None = None
     rewinds: bool = False
     guards: tuple[Decline, ...] = ()
     speculative_bytes: Callable[[Any], dict[str, int]] = lambda pool: {}

@@ -192,11 +192,12 @@ class Window:
     order           [R, C] int32, contiguous: a permutation of each row's positions. Its first `pending` entries hold
                     the pending tokens, oldest first; node i of a running verify is at entry pending + i.
     fold_threshold  rows with more pending tokens than this are folded by their next verify. C >= fold_threshold + 2 N.
-    newest          [S] int32: how many of the pending tokens, the last ones, came with the newest commit. A fold leaves
-                    them pending: whoever learns a step late that a request has ended may still take them back. At most
-                    fold_threshold. None: a fold takes all.
+    newest          [S] int32: how many of the pending tokens, the last ones, a fold leaves: those of the newest commit,
+                    since whoever learns a step late that a request has ended may still take them back, and those since
+                    the last multiple of `page` before them. At most fold_threshold. None: a fold takes all.
     length          [S] int32: tokens that each slot's state and its pending ones hold together; a commit writes it.
                     Together with newest, or None.
+    page            states are asked for at multiples of this length; 1 without newest.
 
     A subclass's tensors are [R, C, ...] or, of all layers, [L, R, C, ...].
     """
@@ -206,12 +207,15 @@ class Window:
     fold_threshold: int
     newest: torch.Tensor | None = field(default=None, kw_only=True)
     length: torch.Tensor | None = field(default=None, kw_only=True)
+    page: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.fold_threshold < 0:
             raise ValueError(f"fold_threshold: {self.fold_threshold}, expected 0 or more")
         if (self.newest is None) != (self.length is None):
             raise ValueError("newest and length must be given together or not at all")
+        if self.page < 1 or (self.page > 1 and self.newest is None):
+            raise ValueError(f"page: {self.page}, expected 1, or more where newest is given")
         check(
             pending=Arg(self.pending, "S", torch.int32),
             newest=Arg(self.newest, "S", torch.int32),

@@ -108,7 +108,8 @@ def commit_window_reference(
     window_row[slot[real]] = row[real].to(window_row.dtype)
     if window.newest is not None and window.length is not None and lengths is not None:
         accepted_total = on_path.sum(1)
-        window.newest[slot[real]] = accepted_total[real].to(window.newest.dtype)
+        newest = torch.minimum(accepted_total + lengths % window.page, new_pending)
+        window.newest[slot[real]] = newest[real].to(window.newest.dtype)
         window.length[slot[real]] = (lengths + accepted_total)[real].to(window.length.dtype)
     if steps_to_track is None:
         track_count[:batch] = 0

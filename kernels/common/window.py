@@ -2,11 +2,11 @@
 
 Commit: which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
 pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the first f of
-them: none if p <= fold_threshold, else all but the newest step's (pending.py). So
+them: none if p <= fold_threshold, else all but the newest ones (pending.py). So
 
     path  = nodes from the root to last_correct (parent walk), a of them
     order = order[f:p] ++ [order[p + i] for i in path] ++ the remaining positions, as they stood
-    pending = p - f + a,  newest = a,  length = lengths + a
+    pending = p - f + a,  newest = min(a + lengths mod page, pending),  length = lengths + a
 
 Only positions move; the tokens' inputs stay where the verify stored them. One program per batch row; the C positions of
 a row are read in full before the first is written.
@@ -58,6 +58,7 @@ def _commit_window_kernel(
     parents,
     track_count,
     fold_threshold,
+    PAGE: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -96,8 +97,9 @@ def _commit_window_kernel(
     tl.store(pending + slot, kept + accepted_total)
     tl.store(window_row + slot, row.to(tl.int32))
     if newest is not None:
-        tl.store(newest + slot, accepted_total)
-        tl.store(length + slot, (tl.load(lengths + b) + accepted_total).to(tl.int32))
+        before_it = tl.load(lengths + b).to(tl.int32)
+        tl.store(newest + slot, tl.minimum(accepted_total + before_it % PAGE, kept + accepted_total))
+        tl.store(length + slot, before_it + accepted_total)
 
     count = 0
     if HAS_TRACK:
@@ -174,6 +176,7 @@ def commit_window(
         rows.parents,
         track_count,
         window.fold_threshold,
+        PAGE=window.page,
         C=capacity,
         N=nodes,
         BLOCK_C=triton.next_power_of_2(capacity),

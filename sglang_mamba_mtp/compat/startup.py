@@ -43,6 +43,11 @@ def radix_strategy(server_args: Any) -> str:
     return "off" if args.disable_radix_cache else str(args.mamba_radix_cache_strategy)
 
 
+def page_size(server_args: Any) -> int:
+    """Tokens of a page of the KV cache, and so of the radix cache's keys."""
+    return int(resolved(server_args).page_size or 1)
+
+
 def chooses_radix_strategy(server_args: Any) -> bool:
     """Whether ``--mamba-radix-cache-strategy`` was left to SGLang.
 

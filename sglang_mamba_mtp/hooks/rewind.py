@@ -25,10 +25,10 @@ def offer_to_radix_cache(
     if not is_finished:
         insert_params.mamba_value, length = requests.give_snapshot(req)
         return length
-    if not requests.within_reach(req, token_ids_len):
-        return 0
-    insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
-    return token_ids_len
+    length = requests.length_within_reach(req, token_ids_len)
+    if length:
+        insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
+    return length
 
 
 def after_the_offer(
@@ -49,10 +49,13 @@ def after_the_offer(
 
 
 def track_where_there_is_a_slot(entry: Any, batch: Any, req: Any) -> Any:
-    """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: no slot was left for this prefill's
+    """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: perhaps no slot was left for this prefill's
     snapshot."""
     requests = batch.req_to_token_pool
-    if not isinstance(requests, RewindRequests) or requests.snapshot_of(req) is not None:
+    if not isinstance(requests, RewindRequests):
+        return None
+    requests.note_prefill(req)
+    if requests.snapshot_of(req) is not None:
         return None
     batches.tracking_of(req).mamba_last_track_seqlen = None
     return entry._replace(track_mask=False, track_seqlen=-1)

@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
+from ..families.table import FAMILIES
 from ..metrics.facts import Facts, facts_of
 from ..names import GDN, REWIND, SGLANG
 from ..state import rewind, sizing
@@ -36,14 +37,22 @@ class Serving:
         family_name: the kind of model, for people.
         backend: our linear-attention backend, or None where SGLang serves unchanged.
         family: key of ``backend``, or None.
-        rewinds: whether requests' states are rewound (`state.rewind`).
+        rewinds_to: the page size to whose multiples requests' states are rewound (`state.rewind`); 0: they are not.
+        not_rewound_with: what stands against that, where nobody insists on it.
     """
 
     mode: modes.Mode
     family_name: str
     family: str | None = None
     backend: type | None = None
-    rewinds: bool = False
+    rewinds_to: int = 0
+    not_rewound_with: str = ""
+
+    def radix(self, strategy: str) -> str:
+        """How the radix cache gets its states, for people; ``strategy`` is SGLang's."""
+        if self.rewinds_to:
+            return REWIND
+        return f"{strategy} (not rewound with {self.not_rewound_with})" if self.not_rewound_with else strategy
 
 
 def _decide(model: Any, server_args: Any) -> Serving:
@@ -56,25 +65,27 @@ def _decide(model: Any, server_args: Any) -> Serving:
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
-    return Serving(mode, name, family, mode.backends[family], rewinds=_rewinds(mode, server_args))
+    return Serving(mode, name, family, mode.backends[family], *_rewinding(mode, family, server_args))
 
 
-def _rewinds(mode: modes.Mode, server_args: Any) -> bool:
-    """Whether states are rewound.
+def _rewinding(mode: modes.Mode, family: str | None, server_args: Any) -> tuple[int, str]:
+    """`Serving.rewinds_to` and `Serving.not_rewound_with`.
 
     Raises
-        MtpError: that was asked for, and something else stands against it.
+        MtpError: rewinding was asked for by its name, and something stands against it.
     """
     options = config.current()
-    if not mode.rewinds or options.radix != REWIND:
-        return False
-    obstacle = rewind.why_not(server_args)
-    if obstacle is not None:
+    if not mode.rewinds or options.radix != REWIND or family is None:
+        return 0, ""
+    obstacle = rewind.why_not(server_args, FAMILIES[family].longest_window)
+    if obstacle is None:
+        return startup.page_size(server_args), ""
+    if "radix" in options.given:
         raise MtpError(
             f"{options.spelled('radix')}: requests' states cannot be rewound with {obstacle}; change that, or take "
             f"{config.OPTIONS['radix'].flag} {SGLANG}"
         )
-    return True
+    return 0, obstacle
 
 
 def decision(runner: Any) -> Serving:
@@ -210,7 +221,7 @@ def announce(result: None, runner: Any) -> None:
         family=serving.family_name,
         parts=serving.mode.speculative_bytes(runner.req_to_token_pool.mamba_pool),
         slots_gained=None if sizing.last is None else sizing.last.slots - sizing.last.stock_slots,
-        radix=REWIND if serving.rewinds else startup.radix_strategy(runner.server_args),
+        radix=serving.radix(startup.radix_strategy(runner.server_args)),
     )
     setattr(runner, _FACTS, known)
     _log(known.line())
@@ -255,7 +266,7 @@ def size_mamba_pool(original: Callable[..., float], configurator: Any, total_res
     serving = _serving_of_pools(configurator)
     if serving is None or serving.family is None or serving.mode.size_pool is None:
         return original(configurator, total_rest_memory)
-    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family, serving.rewinds)
+    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family, serving.rewinds_to)
 
 
 def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
@@ -263,11 +274,12 @@ def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
     target's configurator and for its draft worker's."""
     stock = original(configurator)
     if configurator.is_draft_worker:
-        rewinds = _rewinds(modes.current(), configurator.server_args)
+        family, _ = startup.linear_family(startup.model_config(configurator.server_args))
+        rewinds_to, _ = _rewinding(modes.current(), family, configurator.server_args)
     else:
         serving = _serving_of_pools(configurator)
-        rewinds = serving is not None and serving.rewinds
-    return min(stock, SLOTS_PER_REQUEST) if rewinds else stock
+        rewinds_to = 0 if serving is None else serving.rewinds_to
+    return min(stock, SLOTS_PER_REQUEST) if rewinds_to else stock
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
@@ -275,7 +287,7 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
     serving = _serving_of_pools(configurator)
     if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
-    if serving.rewinds:
+    if serving.rewinds_to:
         startup.skip_decode_locks()
         with startup.request_pool_built_as(rewind.RewindRequests):
             return original(configurator, **kwargs)

@@ -182,13 +182,12 @@ class MtpMambaPool(MambaPool):
 
 
 class ReplayPool(MtpMambaPool):
-    """Replay mode's pool: windows beside the slots.
+    """Replay mode's pool: windows beside the slots."""
 
-    Attributes
-        rewinds: whether a slot can be brought back by the tokens of its newest step.
-    """
-
-    rewinds = False
+    @staticmethod
+    def _rewinds_to(model_runner: Any) -> int:
+        """The page size to whose multiples slots can be brought back; 0: they cannot."""
+        return 0
 
     def _kind_of_store(self, family: str, model_runner: Any) -> WindowShape:
         return WindowShape.of(
@@ -198,7 +197,7 @@ class ReplayPool(MtpMambaPool):
             nodes=self.max_nodes,
             threshold=config.current().window,
             dtype=model_runner.dtype,
-            rewinds=self.rewinds,
+            rewinds_to=self._rewinds_to(model_runner),
         )
 
     def _make_store(self, family: str, model_runner: Any, max_batch: int) -> Window:
@@ -223,13 +222,16 @@ class RewindPool(ReplayPool):
         queue: what the scheduler has decided about slots and is still to be done.
     """
 
-    rewinds = True
     store: Window | None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.queue = SlotQueue(self.mamba_cache.temporal.device)
         self._forward_stream: Any = None
+
+    @staticmethod
+    def _rewinds_to(model_runner: Any) -> int:
+        return int(model_runner.page_size)
 
     def renew(self) -> None:
         self.queue.forget()
@@ -259,6 +261,11 @@ class RewindPool(ReplayPool):
         stream.wait_stream(forward)
         yield
         forward.wait_stream(stream)
+
+    @property
+    def page(self) -> int:
+        """The page size to whose multiples slots can be brought back, once a backend has opened the pool."""
+        return 1 if self.store is None else self.store.shape.rewinds_to
 
     def give_away(self, slot: torch.Tensor, length: int) -> None:
         """The radix cache owns ``slot`` (0-dim) from now on, as the state after ``length`` tokens."""

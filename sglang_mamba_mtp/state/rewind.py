@@ -3,7 +3,7 @@
 SGLang reserves two more slots for every running request, in which its state is tracked at intervals, because a state
 that has run past a key cannot be cut back to it. A lagging checkpoint can. So while it decodes nothing is tracked, and
 a request that ends gives its own slot to the radix cache, brought back to exactly its key's length
-(`Window.state_at`).
+(`Window.state_at`), which is a number of whole pages.
 A prefill still takes the snapshots that make shared prefixes hit, into one slot, which the radix cache owns as soon as
 the prefill's result is processed.
 
@@ -19,13 +19,17 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
 from ..compat import batches, startup
 from .pools import RewindPool
+from .window import threshold_to_rewind
 
 #: State slots for every running request: its own, and one for what the radix cache keeps of it.
 SLOTS_PER_REQUEST = 2
 
 
-def why_not(server_args: Any) -> str | None:
-    """What requests' states cannot be rewound with, as the operator spells it; None where they can."""
+def why_not(server_args: Any, longest_window: int) -> str | None:
+    """What requests' states cannot be rewound with, as the operator spells it; None where they can.
+
+    ``longest_window`` is the most tokens that a verify of the model's family can replay.
+    """
     args = startup.resolved(server_args)
     if args.disable_radix_cache:
         return "--disable-radix-cache"
@@ -33,7 +37,7 @@ def why_not(server_args: Any) -> str | None:
         return f"--mamba-radix-cache-strategy {args.mamba_radix_cache_strategy}"
     if args.mamba_radix_cache_strategy != "extra_buffer":
         return "--disable-overlap-schedule, where SGLang gives requests' own slots away itself"
-    if (args.page_size or 1) > 1:
+    if threshold_to_rewind(startup.draft_lengths(server_args)[-1], startup.page_size(server_args)) > longest_window:
         return f"--page-size {args.page_size}, whose boundaries may lie further back than a window"
     if args.enable_mixed_chunk:
         return "--enable-mixed-chunk, which decodes outside a verify"
@@ -81,13 +85,21 @@ class RewindRequests(HybridReqToTokenPool):
             self.mamba_allocator.free(slot)
         return (slot, length) if slot is not None and length is not None else (None, 0)
 
-    def within_reach(self, req: Any, length: int) -> bool:
-        """Whether the own slot of ``req``, which has ended, can be brought back to ``length`` tokens.
+    def note_prefill(self, req: Any) -> None:
+        """``req`` is about to be prefilled, which leaves nothing pending."""
+        req._mamba_mtp_prefilled = len(req.get_fill_ids())
 
-        Its newest step can be taken back always. A key that ends before that (``--strip-thinking-cache``) may lie
-        before the checkpoint.
+    def length_within_reach(self, req: Any, length: int) -> int:
+        """The most whole pages of the first ``length`` tokens that the own slot of ``req``, which has ended, can be
+        brought back to, in tokens; 0: none.
+
+        Its newest step can be taken back always, and to the page boundary before that as far as its prefill did not
+        pass it. A key that ends before the newest step (``--strip-thinking-cache``) may lie before the checkpoint.
         """
-        return bool(batches.lengths_of(req).kv_committed_len - length <= self.mamba_pool.max_nodes)
+        if batches.lengths_of(req).kv_committed_len - length > self.mamba_pool.max_nodes:
+            return 0
+        length -= length % self.mamba_pool.page
+        return length if length >= req._mamba_mtp_prefilled else 0
 
     def release(self, req: Any, *, given: int | None) -> None:
         """``req`` has ended. ``given``: of how many tokens the radix cache has taken its own slot as the state; None:

@@ -58,7 +58,7 @@ last: Sizing | None = None
 
 
 def size_with_windows(
-    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str, rewinds: bool
+    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str, rewinds_to: int
 ) -> float:
     """Run SGLang's `_handle_max_mamba_cache` (GiB in, GiB left for the KV cache out) with windows in place of
     states."""
@@ -70,7 +70,7 @@ def size_with_windows(
         nodes=startup.largest_draft(configurator.server_args),
         threshold=config.current().window,
         dtype=configurator.model_config.dtype,
-        rewinds=rewinds,
+        rewinds_to=rewinds_to,
     )
     row, requests = shape.bytes_per_row(), startup.request_rows(configurator)
     automatic = startup.state_slots_are_automatic()

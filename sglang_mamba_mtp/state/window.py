@@ -8,7 +8,7 @@ more than ``threshold`` of them and folds them into the checkpoint, or until som
 Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C = threshold + 2 N positions)::
 
     pending[S]        int32   tokens of the slot's request that are not in the checkpoint yet
-    newest[S]         int32   how many of them came with the newest commit (where states are rewound, see below)
+    newest[S]         int32   how many of them a fold leaves pending (where states are rewound, see below)
     length[S]         int32   tokens in the checkpoint and pending, together (likewise)
     window_row[S]     int32   the request row whose window holds them
     order[R, C]       int32   a permutation of window positions: the first `pending` entries are the pending tokens,
@@ -25,7 +25,8 @@ the forward stream alone, without host reads.
 Because the checkpoint lags, the state at any length from the checkpoint's to the newest can be made
 (`Window.state_at`): settling a slot, a snapshot and giving a slot to the radix cache are cases of it. With overlap
 scheduling SGLang learns of a request's end a step late, and the tokens of the newest step may still be taken back:
-where states are rewound a fold leaves those pending.
+where states are rewound a fold leaves those pending. The radix cache takes whole pages, so where a page is more than a
+token a fold also leaves what came after the last page boundary before them, and windows are longer by a page.
 """
 
 from __future__ import annotations
@@ -44,14 +45,19 @@ from .axis_order import AxisOrders
 from .store import DraftStore, VerifyBatch
 
 
+def threshold_to_rewind(nodes: int, page: int) -> int:
+    """Tokens that a fold may leave: the newest step's, up to ``nodes``, and the rest of a page; ``page`` 0: none."""
+    return nodes + page - 1 if page else 0
+
+
 @dataclass(frozen=True)
 class WindowShape:
     """Sizes of a window, enough to allocate it and to account for it.
 
     ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
     largest ``draft_token_num``; ``kind`` is the class in which the family's kernels take a window, its inputs named as
-    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds`` says whether folds
-    leave the newest step pending.
+    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds_to`` is the page size to
+    whose multiples states can be brought back, 0 where they cannot.
     """
 
     layers: int
@@ -61,7 +67,7 @@ class WindowShape:
     fields: Mapping[str, TokenField]
     conv_dim: int
     conv_dtype: torch.dtype
-    rewinds: bool = False
+    rewinds_to: int = 0
 
     @classmethod
     def of(
@@ -73,15 +79,15 @@ class WindowShape:
         nodes: int,
         threshold: int,
         dtype: torch.dtype,
-        rewinds: bool,
+        rewinds_to: int,
     ) -> WindowShape:
         """The window of a model: SGLang's ``Mamba2CacheParams``, ``layers`` linear-attention layers on this rank and
         activations of ``dtype``. Where it rewinds, what a fold leaves pending must be within the threshold."""
         return cls(
             layers=layers,
             nodes=nodes,
-            threshold=max(threshold, nodes) if rewinds else threshold,
-            rewinds=rewinds,
+            threshold=max(threshold, threshold_to_rewind(nodes, rewinds_to)),
+            rewinds_to=rewinds_to,
             kind=family.window,
             fields=family.fields(cache_params.shape, dtype),
             conv_dim=cache_params.shape.conv[0][0],
@@ -135,7 +141,7 @@ class Window(DraftStore):
             (shape.layers, rows, shape.capacity, shape.conv_dim), dtype=shape.conv_dtype, device=device
         )
         books = (self.pending, self.order, shape.threshold)
-        kept = {"newest": self.newest, "length": self.length} if shape.rewinds else {}
+        kept = {"newest": self.newest, "length": self.length, "page": shape.rewinds_to} if shape.rewinds_to else {}
         self._window = shape.kind(*books, **self.fields, **kept)
         self._conv_window = ConvWindow(*books, inputs=self.conv_inputs, **kept)
         self._states = States(states, axis_orders.in_play, axis_orders.write)
@@ -208,7 +214,7 @@ class Window(DraftStore):
         steps_to_track: torch.Tensor | None,
     ) -> None:
         rows, counts = self.rows(batch), self._track_count[: batch.size]
-        if self.shape.rewinds:
+        if self.shape.rewinds_to:
             # a request's end gives its state away at its exact length: nothing else is taken from it while it runs
             steps_to_track = None
         if self.counts is not None:
@@ -221,7 +227,7 @@ class Window(DraftStore):
             last_correct=last_correct,
             steps_to_track=steps_to_track,
             track_count=counts,
-            lengths=batch.lengths if self.shape.rewinds else None,
+            lengths=batch.lengths if self.shape.rewinds_to else None,
         )
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))

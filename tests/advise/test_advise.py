@@ -120,7 +120,7 @@ def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
     assert told(result.output, "served: ") == {name: row[name] for name in ("slots", "requests", "tokens")}
     (tracked,) = [row for row in advice(family)["rows"] if row["way"] == "replay"]
     assert row["requests"] > 1.8 * tracked["requests"]
-    assert advice(family, "rewind")["launch"].count("--mamba-mtp-radix rewind") == 1
+    assert "radix" not in advice(family, "rewind")["launch"], "it is what replay does"
 
 
 def test_what_the_ways_cost(advice):

@@ -392,7 +392,7 @@ class Ours:
                 nodes=drafts.nodes,
                 threshold=window,
                 dtype=ACTIVATIONS,
-                rewinds=False,
+                rewinds_to=0,
             )
             self.store = Window(
                 window_shape,

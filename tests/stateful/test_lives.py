@@ -75,10 +75,10 @@ def _layers(model: Model) -> torch.nn.Module:
     return mixers
 
 
-def _opened(pool_class: type, model: Model, layout: str):
+def _opened(pool_class: type, model: Model, layout: str, page: int = 1):
     """A pool with its store open, as a backend opens it."""
     pool = _build(pool_class, layout)
-    runner = SimpleNamespace(model=_layers(model), dtype=torch.float32)
+    runner = SimpleNamespace(model=_layers(model), dtype=torch.float32, page_size=page)
     pool.open_store(model.family, runner, max_batch=ROWS + PADDING)
     return pool
 
@@ -91,12 +91,12 @@ def replay_pool(model: Model, threshold: int, layout: str):
         return _opened(ReplayPool, model, layout)
 
 
-def rewind_pool(model: Model, threshold: int, layout: str):
-    """The same where requests' states are rewound."""
+def rewind_pool(model: Model, threshold: int, layout: str, page: int):
+    """The same where requests' states are rewound, to multiples of ``page`` tokens."""
     from sglang_mamba_mtp.state.pools import RewindPool
 
     with mock.patch.dict(os.environ, SGLANG_MAMBA_MTP_WINDOW=str(threshold)):
-        return _opened(RewindPool, model, layout)
+        return _opened(RewindPool, model, layout, page)
 
 
 def slots_pool(model: Model, layout: str):
@@ -134,7 +134,8 @@ class Backend(TargetVerify, _Forwards):
 
 class Request:
     """A running request: its row, slot, track slot, how many tokens it has committed and the naive state after them;
-    ``back`` are the lengths and states that its newest step can be taken back to, the newest last."""
+    ``back`` are the lengths that its newest step can be taken back to, the newest last, and ``trail`` the naive states
+    by length since its checkpoint held all it had."""
 
     def __init__(self, row: int, slot: int, track: int) -> None:
         self.row, self.slot, self.track = row, slot, track
@@ -142,7 +143,7 @@ class Request:
 
     def reach(self, length: int, state: State) -> None:
         """It has ``length`` tokens, and no step of its to take back."""
-        self.length, self.state, self.back = length, state, [(length, state)]
+        self.length, self.state, self.back, self.trail = length, state, [length], {length: state}
 
 
 class Lives(RuleBasedStateMachine):
@@ -281,9 +282,10 @@ class Lives(RuleBasedStateMachine):
             steps_to_track=torch.tensor(steps, dtype=torch.int64) if tracked else None,
         )
         for request, (taken, snapshot), node in zip(batch, after, steps, strict=True):
-            before = request.length
-            request.back = [(before, request.state), *enumerate(taken, before + 1)]
-            request.length, request.state = request.back[-1]
+            steps_taken = dict(enumerate(taken, request.length + 1))
+            request.back = [request.length, *steps_taken]
+            request.trail |= steps_taken
+            request.length, request.state = request.length + len(taken), taken[-1]
             if node >= 0 and self.free_slots:
                 # The radix cache takes the snapshot, the request gets another slot to track into.
                 self.cached[request.track] = snapshot
@@ -432,19 +434,29 @@ class RewindLives(ReplayLives):
 
     tracks = False
 
-    @initialize(family=FAMILY, seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]), layout=LAYOUT)
-    def start(self, family: str, seed: int, threshold: int, layout: str) -> None:
-        self.live(rewind_pool(self.draw_model(family, seed), threshold, layout))
+    @initialize(
+        family=FAMILY,
+        seed=st.integers(0, 2**20),
+        threshold=st.sampled_from([0, 1, 3, 8]),
+        layout=LAYOUT,
+        page=st.sampled_from([1, 1, 2, 5]),
+    )
+    def start(self, family: str, seed: int, threshold: int, layout: str, page: int) -> None:
+        self.live(rewind_pool(self.draw_model(family, seed), threshold, layout, page))
 
     @precondition(lambda self: self.running)
     @rule(steps=st.integers(0, 6), late=st.booleans(), nodes=st.integers(1, NODES), chain=st.booleans())
     def end_within_the_newest_step(self, steps: int, late: bool, nodes: int, chain: bool) -> None:
-        """After some steps more the key ends anywhere in the newest one; ``late``: the request was verified once more
-        before that was seen, alone or with others."""
+        """After some steps more the key ends anywhere in the newest one, or at the page boundary before that; ``late``:
+        the request was verified once more before that was seen, alone or with others."""
         request = self.running[self.pick(len(self.running))]
         for _ in range(steps):
             self.verify([request], nodes, chain=chain, tracked=False, padded=False)
-        length, state = request.back[self.pick(len(request.back))]
+        length = request.back[self.pick(len(request.back))]
+        length -= length % self.pool.page
+        if length not in request.trail:  # its checkpoint was past the boundary before it was ever verified
+            return
+        state = request.trail[length]
         if late:
             others = [other for other in self.running if other is not request][: self.pick(ROWS)]
             self.verify([request, *others], nodes, chain=chain, tracked=False, padded=False)
