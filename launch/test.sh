@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up and run the whole test suite on both SGLang versions, one process a version, side by side.
+# Set up and run the whole test suite on both SGLang versions, as many suites side by side as there are cores.
 #
 #   bash launch/test.sh                       everything CI runs
 #   bash launch/test.sh --version 0.5.17      one version
@@ -34,8 +34,10 @@ say "ruff, mypy, who imports whom"
 "${PYTHON%/*}/lint-imports" --no-cache --no-logo || failed=1
 
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
-# into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each.
-suites=("tests/train" "tests/kernels" "tests --ignore=tests/kernels --ignore=tests/train --ignore=tests/wheels")
+# into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each. The engine
+# tests are by far the longest and go first.
+apart=(tests/engine tests/kernels tests/train)
+suites=("${apart[0]}" "${apart[1]}" "tests ${apart[*]/#/--ignore=} --ignore=tests/wheels" "${apart[2]}")
 # What reads the wheels of all versions runs once, in whichever environment was set up last.
 once="tests/wheels"
 for argument in ${arguments[@]+"${arguments[@]}"}; do
@@ -49,36 +51,49 @@ trap 'rm -rf "$logs"' EXIT
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-# One version's suites one after the other; pytest's exit code 5 means that it found no test to run.
-run_version() {
-    local version="$1" suite code failed=0
+# One suite on one version; pytest's exit code 5 means that it found no test to run.
+run_suite() {
+    local version="$1" suite="$2" code
     if [ -n "${SGLANG_RUNS_IN[$version]:-}" ]; then
         local -x PYTHONPATH="$ROOT/.cache/sglang/$version${PYTHONPATH:+:$PYTHONPATH}"
         # 0.5.21's other radix tree is built for another PyTorch than 0.5.17's
         [ "$version" != 0.5.21 ] || local -x SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python
     fi
-    for suite in "${suites[@]}"; do
-        # shellcheck disable=SC2086 - a suite is a list of words
-        "$ROOT/.venvs/${SGLANG_RUNS_IN[$version]:-$version}/bin/python" -m pytest --durations=15 $suite "${arguments[@]}" 2>&1 | tee -a "$logs/$version"
-        code=${PIPESTATUS[0]}
-        [ "$code" -eq 0 ] || { [ "$code" -eq 5 ] && [ -n "$suite" ]; } || failed=1
-    done
-    return $failed
+    # shellcheck disable=SC2086 - a suite is a list of words
+    "$ROOT/.venvs/${SGLANG_RUNS_IN[$version]:-$version}/bin/python" -m pytest --durations=15 $suite "${arguments[@]}" 2>&1 |
+        tee "$(mktemp "$logs/$version.XXXX")" | sed -u "s/^/[$version] /"
+    code=${PIPESTATUS[0]}
+    [ "$code" -eq 0 ] || { [ "$code" -eq 5 ] && [ -n "$suite" ]; } || {
+        say "SGLang $version, ${suite:-what was asked for}: FAILED"
+        return 1
+    }
 }
 
-if [ -n "$once" ]; then
+run_once() {
+    local code
     "$PYTHON" -m pytest $once "${arguments[@]}" 2>&1 | tee "$logs/once" | sed -u "s/^/[wheels] /"
     code=${PIPESTATUS[0]}
-    [ "$code" -eq 0 ] || [ "$code" -eq 5 ] || { failed=1; say "$once: FAILED"; }
-fi
+    [ "$code" -eq 0 ] || [ "$code" -eq 5 ] || { say "$once: FAILED"; return 1; }
+}
 
-pids=()
-for version in "${versions[@]}"; do
-    (run_version "$version" | sed -u "s/^/[$version] /"; exit "${PIPESTATUS[0]}") &
-    pids+=($!)
+# A GPU is shared by as many suites as there are versions.
+at_once="$(env -u OMP_NUM_THREADS nproc)"
+[ ! -e /dev/nvidiactl ] || at_once="${#versions[@]}"
+running=0
+[ -z "$once" ] || { run_once & running=1; }
+for suite in "${suites[@]}"; do
+    for version in "${versions[@]}"; do
+        if [ "$running" -ge "$at_once" ]; then
+            wait -n || failed=1
+            running=$((running - 1))
+        fi
+        run_suite "$version" "$suite" &
+        running=$((running + 1))
+    done
 done
-for i in "${!pids[@]}"; do
-    wait "${pids[$i]}" || { failed=1; say "SGLang ${versions[$i]}: FAILED"; }
+while [ "$running" -gt 0 ]; do
+    wait -n || failed=1
+    running=$((running - 1))
 done
 
 count() { grep -hE '(passed|failed|error|skipped).* in [0-9.]+s' "$logs"/* 2>/dev/null | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }

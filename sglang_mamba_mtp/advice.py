@@ -20,11 +20,12 @@ from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
 from .families.table import FAMILIES
 from .state import sizing
+from .state.rewind import SLOTS_PER_REQUEST
 from .state.window import WindowShape
 
 GIB, MIB = 1 << 30, 1 << 20
 #: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
-STRATEGIES = ("extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
+STRATEGIES = (names.REWIND, "extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
 AS_MANY_AS_FIT = 4096
 
 
@@ -147,9 +148,11 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
         for way in ways:
             if way.replayssm and options.topk > 1:
                 continue  # chains only
+            if strategy == names.REWIND and way.mode != names.REPLAY:
+                continue
             setting = replace(
                 plain,
-                strategy=None if strategy == "none" else strategy,
+                strategy={"none": None, names.REWIND: "extra_buffer"}.get(strategy, strategy),
                 overlap=strategy != "no_buffer",
                 algorithm=options.algorithm if way.speculates else None,
                 replayssm=way.replayssm,
@@ -163,10 +166,13 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
 def _row(
     options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
 ) -> Row:
+    rewinds = strategy == names.REWIND
+    if rewinds:
+        setting = replace(setting, slots_per_request=SLOTS_PER_REQUEST)
     with planning.configurator(setting) as found:
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.mode == names.REPLAY:
-            rest = sizing.size_with_windows(size, found, memory, family)
+            rest = sizing.size_with_windows(size, found, memory, family, rewinds)
         else:
             rest = size(found, memory)
         slots = int(startup.schedule().max_mamba_cache_size)
@@ -175,7 +181,7 @@ def _row(
         tokens = found.config_from_budget(int(rest * GIB)).max_total_num_tokens
         requests = found.resolve_max_num_reqs(tokens)
         slot = startup.cache_params(found.model_config).mamba_cache_per_req
-        beside = _speculative_bytes(found, way, family, setting.nodes, slot) if way.speculates else 0
+        beside = _speculative_bytes(found, way, family, setting.nodes, slot, rewinds) if way.speculates else 0
         return Row(
             way.name,
             strategy,
@@ -187,7 +193,7 @@ def _row(
         )
 
 
-def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int) -> int:
+def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int, rewinds: bool) -> int:
     """What speculation holds for one running request."""
     params = startup.cache_params(found.model_config)
     if way.replayssm:
@@ -201,6 +207,7 @@ def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int)
         nodes=nodes,
         threshold=config.current().window,
         dtype=found.model_config.dtype,
+        rewinds=rewinds,
     ).bytes_per_row()
 
 
@@ -249,17 +256,23 @@ def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str
 
 
 def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
-    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice."""
+    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice, and
+    rewinding, which has not run on a GPU yet, only where it was asked for."""
     ways = {way.name: way for way in WAYS}
     ours = [row for row in rows if not row.why and ways[row.way].mode != names.OFF]
     if not ours:
         raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
-    overlapping = [row for row in ours if row.strategy != "no_buffer"]
-    best = max(overlapping or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
+    usual = [row for row in ours if row.strategy not in ("no_buffer", names.REWIND)]
+    best = max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
     line = ["python -m sglang.launch_server --model-path", options.model_path]
     line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
     line += ["--max-running-requests", str(best.requests)]
-    line += ["--disable-radix-cache"] if best.strategy == "none" else ["--mamba-radix-cache-strategy", best.strategy]
+    if best.strategy == "none":
+        line += ["--disable-radix-cache"]
+    elif best.strategy == names.REWIND:
+        line += ["--mamba-mtp-radix", names.REWIND]
+    else:
+        line += ["--mamba-radix-cache-strategy", best.strategy]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]
     if options.algorithm.upper() != "NGRAM":

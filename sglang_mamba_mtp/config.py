@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import MtpError
-from .names import OFF, REPLAY, SLOTS, SNAPSHOT
+from .names import OFF, REPLAY, REWIND, SGLANG, SLOTS, SNAPSHOT
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ModeEntry:
 MODES: dict[str, ModeEntry] = {
     REPLAY: ModeEntry(
         "read the state once per verify, keep inputs in a window, write the state once per several steps",
-        frozenset({"window", "state_layout"}),
+        frozenset({"window", "state_layout", "radix"}),
     ),
     SLOTS: ModeEntry(
         "write each draft node's state to a slot of the pool, commit by moving an index", frozenset({"state_layout"})
@@ -67,6 +67,17 @@ def _state_layout(text: str) -> str:
     """Order of a state's last two axes."""
     if text not in STATE_LAYOUTS:
         raise ValueError("not a layout")
+    return text
+
+
+#: Values of ``--mamba-mtp-radix``.
+RADIX = (REWIND, SGLANG)
+
+
+def _radix(text: str) -> str:
+    """Who decides what the radix cache is given."""
+    if text not in RADIX:
+        raise ValueError("no such strategy")
     return text
 
 
@@ -119,6 +130,16 @@ OPTIONS: dict[str, Option] = {
             help="Order of the last two axes of the recurrent states that verify and fold write: vk as SGLang keeps "
             "them, kv, or auto, the faster one as measured (vk). Kernels read either.",
         ),
+        Option(
+            name="radix",
+            flag="--mamba-mtp-radix",
+            env="SGLANG_MAMBA_MTP_RADIX",
+            parse=_radix,
+            expects="rewind or sglang",
+            help="Where --mamba-radix-cache-strategy is left to SGLang: rewind takes no snapshots while decoding and "
+            "gives a request's own slot to the radix cache at its exact length, two state slots a request in place of "
+            "five; sglang leaves the strategy as SGLang chooses it. Default: sglang; rewind has not run on a GPU yet.",
+        ),
     )
 }
 
@@ -144,6 +165,7 @@ class MtpConfig:
     mode: str = DEFAULT_MODE
     window: int = 8
     state_layout: str = "auto"
+    radix: str = SGLANG
     #: option name -> as the operator spelled it, value included, for messages
     given: Mapping[str, str] = field(default_factory=dict, compare=False)
 

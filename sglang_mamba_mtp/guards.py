@@ -104,12 +104,9 @@ def _decode_graph_backend(args: Any) -> str:
     return str(getattr(getattr(graphs, "decode", None), "backend", None) or args.cuda_graph_backend_decode)
 
 
-def _verify_backend(args: Any) -> str:
-    """The linear layers' verify backend, as SGLang derives it: unset follows a FlashInfer decode backend."""
-    if args.linear_attn_verify_backend is not None:
-        return str(args.linear_attn_verify_backend)
-    decode = args.linear_attn_decode_backend or args.linear_attn_backend
-    return "flashinfer" if decode == "flashinfer" else "triton"
+def _typed_verify_backend(args: Any) -> str:
+    """The linear layers' verify backend, if one is named; what SGLang derives is settled by `hooks.startup`."""
+    return str(args.linear_attn_verify_backend or "triton")
 
 
 def _paged_ngram_tree(args: Any) -> str:
@@ -187,7 +184,10 @@ COMMON: tuple[Decline, ...] = (
         optional=True,  # from 0.5.20 on
     ),
     _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
-    _switched_on("--enable-two-batch-overlap", "a batch is split in two after its state metadata was prepared"),
+    _switched_on(
+        "--enable-two-batch-overlap",
+        "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
+    ),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
     Decline(
         "--disaggregation-mode",
@@ -200,7 +200,7 @@ COMMON: tuple[Decline, ...] = (
         "--pp-size",
         lambda args: args.pp_size,
         lambda stages: stages > 1,
-        "verify and commit run on different stages",
+        "SGLang gives a speculative server one stage, or more behind SGLANG_ENABLE_PP_SPEC, which was not tried here",
         "use --tp-size instead",
     ),
     Decline(
@@ -247,10 +247,10 @@ OWN_VERIFY: tuple[Decline, ...] = (
     ),
     Decline(
         "--linear-attn-verify-backend",
-        _verify_backend,
+        _typed_verify_backend,
         lambda backend: backend != "triton",
         "it verifies into SGLang's per-node state buffers, which this mode does not allocate",
-        "add --linear-attn-verify-backend triton (decode and prefill may keep their backend)",
+        "remove --linear-attn-verify-backend (decode and prefill may keep theirs)",
     ),
     _switched_on("--enable-mamba-cache-stochastic-rounding", "the fold is exact and rounds once, to nearest"),
 )

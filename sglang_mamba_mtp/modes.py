@@ -30,7 +30,8 @@ class Mode:
         backends: by family, the linear-attention backend, a subclass of SGLang's.
         pool: the mamba pool, or None for SGLang's.
         size_pool: chooses the number of state slots, given SGLang's `_handle_max_mamba_cache`, the configurator, the
-            memory in GiB and the family; returns the GiB that are left.
+            memory in GiB, the family and whether states are rewound; returns the GiB that are left.
+        rewinds: whether states of requests can be rewound (`state.rewind`), with a pool of its own.
         guards: what the mode declines to run with.
         speculative_bytes: what a mamba pool holds for speculation, in bytes by what they hold.
     """
@@ -38,7 +39,8 @@ class Mode:
     name: str
     backends: Mapping[str, type] = field(default_factory=dict)
     pool: type[MtpMambaPool] | None = None
-    size_pool: Callable[[Any, Any, float, str], float] | None = None
+    size_pool: Callable[[Any, Any, float, str, bool], float] | None = None
+    rewinds: bool = False
     guards: tuple[Decline, ...] = ()
     speculative_bytes: Callable[[Any], dict[str, int]] = lambda pool: {}
 
@@ -56,6 +58,7 @@ MODES: dict[str, Mode] = {
             backends=OWN_BACKENDS,
             pool=ReplayPool,
             size_pool=sizing.size_with_windows,
+            rewinds=True,
             guards=COMMON + OWN_VERIFY,
             speculative_bytes=lambda pool: {"windows": pool.speculative_bytes},
         ),

@@ -13,3 +13,6 @@ REPLAY: Final = "replay"
 SLOTS: Final = "slots"
 SNAPSHOT: Final = "snapshot"
 OFF: Final = "off"
+
+#: Who decides what the radix cache is given of a request's states: ``--mamba-mtp-radix``.
+REWIND, SGLANG = "rewind", "sglang"

@@ -12,12 +12,15 @@ import pytest
 
 MARKERS = {
     "gpu": "needs a CUDA device (deselected without one)",
-    "slow": "outside the fast subset (run with --slow or -m slow)",
-    "once": "takes long and asks nothing of SGLang's version: runs on the newest one (on others with --slow)",
+    "slow": "outside the fast subset (deselected without --slow or -m slow)",
+    "once": "takes long and asks nothing of SGLang's version: deselected but on the newest one and with --slow",
 }
 
 NEWEST = max(Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"), key=lambda lock: lock.stem).stem
 """sglang-VERSION, the newest that has an environment of its own."""
+
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests their markers have left out."""
 
 
 def pytest_addoption(parser):
@@ -39,15 +42,24 @@ def _is_newest() -> bool:
 
 
 def pytest_collection_modifyitems(config, items):
-    chosen = config.getoption("-m") or ""
-    elsewhere = not _is_newest() and not config.getoption("--slow")
-    for item in items:
-        if "gpu" in item.keywords and not _has_gpu():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        if elsewhere and "once" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason=f"runs on {NEWEST}, elsewhere with --slow"))
-        if "slow" in item.keywords and not config.getoption("--slow") and "slow" not in chosen:
-            item.add_marker(pytest.mark.skip(reason="slow: run with --slow or -m slow"))
+    """Deselect what cannot run here or was not asked for: a skip is then a test that found a reason by itself."""
+    slow = config.getoption("--slow")
+    left_out = set() if slow or "slow" in (config.getoption("-m") or "") else {"slow"}
+    if not _has_gpu():
+        left_out.add("gpu")
+    if not _is_newest() and not slow:
+        left_out.add("once")
+    leaving = [item for item in items if left_out & item.keywords.keys()]
+    if leaving:
+        config.hook.pytest_deselected(items=leaving)
+        items[:] = [item for item in items if not left_out & item.keywords.keys()]
+        config.stash[LEFT_OUT] = len(leaving)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """All that was asked for being left out by its markers is no failure; finding nothing at all is."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.stash.get(LEFT_OUT, 0):
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_report_header(config):

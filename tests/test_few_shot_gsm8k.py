@@ -36,6 +36,8 @@ from typing import Any
 
 import pytest
 
+from . import kits
+from .conftest import NEWEST
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
 
 LAUNCH = Path(__file__).parents[1] / "launch"
@@ -80,12 +82,11 @@ class Case:
 
 def tiny(family: str, flags: str, mode: str | None = None, **fields: Any) -> Case:
     """A tiny model. The chunk of GDN is SGLang's, that of Mamba2 the model's, and made shorter here."""
-    device = "--device cpu --dtype float32 --max-running-requests 16"
+    device = "--device cpu --dtype float32"
     if GPU:
-        device = (
-            "--sampling-backend pytorch --max-total-tokens 65536 --max-running-requests 16 --max-mamba-cache-size 96"
-        )
+        device = "--sampling-backend pytorch --max-total-tokens 65536 --max-mamba-cache-size 96"
         device += " --attention-backend triton" if family == "gdn" else ""
+    device += " --max-running-requests 16 --constrained-json-disable-any-whitespace"
     if family == "mamba2":
         device += """ --json-model-override-args '{"mamba_chunk_size":16}'"""
     fields.setdefault("accept_length", 2.5 if NEXTN in flags else 1.2)
@@ -357,27 +358,60 @@ def test_prefix_cache_branching(server):
     server.kit(Branching).test_prefix_cache_branching()
 
 
-# ------------------------------------------------------------------------------------------------------- the contract
+def test_cache_hits_of_conversations(server, tmp_path):
+    """SGLang's kit: at the next turn all but the last two chunks of a conversation come from the cache."""
+    from sglang.test.kits.cache_hit_kit import run_multiturn_cache_hit_test
+
+    clients, rounds = 4, 3
+    texts = [json.loads(line)["question"] for line in lines("train")[: clients * rounds]]
+    data = tmp_path / "conversations.json"
+    data.write_text(json.dumps([{"conversations": [{"value": text}, {"value": text}]} for text in texts]))
+    run_multiturn_cache_hit_test(
+        server.url,
+        server.case.model,
+        num_clients=clients,
+        num_rounds=rounds,
+        request_length=160,
+        output_length=48,
+        miss_tolerance=2 * server.case.chunk + 8,  # a snapshot that lies past the end of an answer is not found
+        dataset_path=str(data),
+    )
 
 
-@pytest.mark.parametrize(
-    "name", ["test_health_generate", "test_get_server_info", "test_get_model_info", "test_openai_completion"]
-)
-def test_api_contract(server, name):
-    from sglang.test.kits.basic_api_contract_kit import BasicAPIContractMixin
+def test_radix_attention(server, monkeypatch):
+    """SGLang's kit, its tree made smaller and its tokens those of the tiny vocabulary."""
+    from sglang.test.kits import radix_cache_server_kit as kit
 
-    getattr(server.kit(BasicAPIContractMixin), name)()
+    generate = kit.gen_radix_tree
+
+    def small() -> list[dict[str, Any]]:
+        nodes = generate(num_nodes=24, chunk_len=40)
+        return [{**node, "input_ids": [10 + token % 600 for token in node["input_ids"]]} for node in nodes]
+
+    monkeypatch.setattr(kit, "gen_radix_tree", small)
+    kit.run_radix_attention_test(server.url)
 
 
-@pytest.mark.parametrize(
-    ("kit", "name"),
-    [
-        ("SpecCorrectnessKit", "test_first_token_finish"),
-        ("SpecLogprobKit", "test_logprob_start_len"),
-        ("SpecLogprobKit", "test_token_ids_logprob_ragged"),
-    ],
-)
-def test_speculation_kits(server, kit, name):
-    from sglang.test.kits import spec_server_kits
+# --------------------------------------------------------------------------------------------------- SGLang's own kits
 
-    getattr(server.kit(getattr(spec_server_kits, kit)), name)()
+
+@pytest.mark.parametrize(("kit", "name", "attributes"), kits.cases())
+def test_kit(server, kit, name, attributes):
+    """What SGLang asks of any server."""
+    import openai
+
+    client = openai.Client(api_key="EMPTY", base_url=f"{server.url}/v1")
+    check = server.kit(kits.mixin(kit), served_model_name=server.case.model, client=client, **attributes)
+    getattr(check, name)()
+    assert server.process.poll() is None
+
+
+def test_every_kit_is_named():
+    """Each test of SGLang's kits runs here or has its reason, and nothing else is named."""
+    tests = list(kits.in_the_wheel())
+    assert [test for test in tests if not kits.named(test)] == []
+    if importlib.metadata.version("sglang") == NEWEST.removeprefix("sglang-"):
+        used = {entry for test in tests for entry in kits.named(test)}
+        older = {"hellaswag_kit", "spec_server_kits.SpecLogprobKit.test_logprob_spec_v2_match"}
+        assert {*kits.ELSEWHERE, *kits.NOT} - used == older
+        assert {f"{runs.kit}.{name}" for runs in kits.RUNS for name in runs.tests} <= set(tests)

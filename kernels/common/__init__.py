@@ -5,6 +5,7 @@ operands.py     the dataclasses in which they travel
 grid.py         how many programs a launch may have
 tree.py         draft trees
 window.py       replay mode's windows: commits, and the order in which a verify starts its rows
+pending.py      how many tokens of a slot are pending, and how many of them a verify folds
 draft_slots.py  slots mode's bookkeeping: where each request's newest state lies
 axis_order.py   the two axis orders of a state; turn.py: from one into the other; tile.py: a tile of either
 move.py         copies of whole slots

@@ -8,7 +8,7 @@ No triton in this file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import torch
@@ -23,6 +23,12 @@ def check_nodes(nodes: int) -> None:
     """Raise ValueError where a draft tree has more nodes than an ancestor mask has bits."""
     if nodes > MAX_NODES:
         raise ValueError(f"parents: {nodes} nodes, the ancestor mask holds {MAX_NODES}")
+
+
+def check_lengths(window: Window, lengths: torch.Tensor | None) -> None:
+    """Raise ValueError where a window keeps its slots' lengths and a commit does not say them."""
+    if window.length is not None and lengths is None:
+        raise ValueError("lengths: None, but the window keeps its slots' lengths")
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +192,11 @@ class Window:
     order           [R, C] int32, contiguous: a permutation of each row's positions. Its first `pending` entries hold
                     the pending tokens, oldest first; node i of a running verify is at entry pending + i.
     fold_threshold  rows with more pending tokens than this are folded by their next verify. C >= fold_threshold + 2 N.
+    newest          [S] int32: how many of the pending tokens, the last ones, came with the newest commit. A fold leaves
+                    them pending: whoever learns a step late that a request has ended may still take them back. At most
+                    fold_threshold. None: a fold takes all.
+    length          [S] int32: tokens that each slot's state and its pending ones hold together; a commit writes it.
+                    Together with newest, or None.
 
     A subclass's tensors are [R, C, ...] or, of all layers, [L, R, C, ...].
     """
@@ -193,12 +204,18 @@ class Window:
     pending: torch.Tensor
     order: torch.Tensor
     fold_threshold: int
+    newest: torch.Tensor | None = field(default=None, kw_only=True)
+    length: torch.Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.fold_threshold < 0:
             raise ValueError(f"fold_threshold: {self.fold_threshold}, expected 0 or more")
+        if (self.newest is None) != (self.length is None):
+            raise ValueError("newest and length must be given together or not at all")
         check(
             pending=Arg(self.pending, "S", torch.int32),
+            newest=Arg(self.newest, "S", torch.int32),
+            length=Arg(self.length, "S", torch.int32),
             order=Arg(self.order, "R C", torch.int32, contiguous=2),
             **{name: arg._replace(dtypes=None) for name, arg in self.inputs_as("... R C").items()},
         )
@@ -212,6 +229,13 @@ class Window:
         """The family's inputs for `check`: a subclass gives the sizes after those `leading` ones."""
         return {}
 
+    def folding(self, slots: torch.Tensor) -> torch.Tensor:
+        """How many tokens the next verify folds of each of `slots` [B] int64, none of them padding; [B] int32. In
+        PyTorch, for the references; kernels ask pending.pending_and_folding."""
+        before = self.pending[slots]
+        stay = 0 if self.newest is None else self.newest[slots]
+        return torch.where(before > self.fold_threshold, before - stay, 0)
+
     def check_room(self, nodes: int) -> None:
         """Raise ValueError unless a verify of this many nodes fits beside what it folds."""
         capacity = self.order.shape[1]
@@ -221,3 +245,7 @@ class Window:
     def layer(self, index: int) -> Self:
         """The window of one layer, where those of all layers are given."""
         return replace(self, **{name: getattr(self, name)[index] for name in self.input_names()})
+
+    def of_all_layers(self) -> Self:
+        """The window of the only layer there is, where that of one layer is given."""
+        return replace(self, **{name: getattr(self, name)[None] for name in self.input_names()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .axis_order import KV
-from .operands import Rows, SlotBooks, Window, check_nodes
+from .operands import Rows, SlotBooks, Window, check_lengths, check_nodes
 
 
 def build_tree_reference(
@@ -64,6 +64,12 @@ def walk_to_root(last: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
     return on_path
 
 
+def entries_from(positions: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """positions [B, C] without the first `first` [B] int64 entries of each row; what then ends a row means nothing."""
+    entry = torch.arange(positions.shape[1], device=positions.device) + first[:, None]
+    return positions.gather(1, entry.clamp(max=positions.shape[1] - 1))
+
+
 def commit_window_reference(
     window: Window,
     rows: Rows,
@@ -72,8 +78,10 @@ def commit_window_reference(
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_count: torch.Tensor,
+    lengths: torch.Tensor | None = None,
 ) -> None:
     """Accept the path to `last_correct`. See window.commit_window."""
+    check_lengths(window, lengths)
     pending, order, slots = window.pending, window.order, rows.slots
     parents = rows.trees
     batch, nodes, capacity = slots.shape[0], parents.shape[1], order.shape[1]
@@ -81,14 +89,15 @@ def commit_window_reference(
     slot = torch.where(real, slots, 0).to(torch.int64)
     row = torch.where(real, rows.rows, 0).to(torch.int64)
     before = pending[slot].to(torch.int64)
-    kept = torch.where(before > window.fold_threshold, 0, before)
+    folding = window.folding(slot).to(torch.int64)
+    kept = before - folding
 
     on_path = walk_to_root(last_correct, parents)
     entry = torch.arange(capacity, device=order.device).expand(batch, capacity)
     node = entry - before[:, None]
     is_node = (node >= 0) & (node < nodes)
     accepted = is_node & on_path.gather(1, node.clamp(0, nodes - 1))
-    is_kept = entry < kept[:, None]
+    is_kept = (entry >= folding[:, None]) & (entry < before[:, None])
     # stable sort by class: kept entries, then accepted nodes, then what is free
     permutation = torch.where(is_kept, 0, torch.where(accepted, 1, 2)).argsort(dim=1, stable=True)
     new_order = order[row].gather(1, permutation)
@@ -97,6 +106,10 @@ def commit_window_reference(
     order[row[real]] = new_order[real]
     pending[slot[real]] = new_pending[real].to(pending.dtype)
     window_row[slot[real]] = row[real].to(window_row.dtype)
+    if window.newest is not None and window.length is not None and lengths is not None:
+        accepted_total = on_path.sum(1)
+        window.newest[slot[real]] = accepted_total[real].to(window.newest.dtype)
+        window.length[slot[real]] = (lengths + accepted_total)[real].to(window.length.dtype)
     if steps_to_track is None:
         track_count[:batch] = 0
     else:

@@ -1,13 +1,12 @@
 """The bookkeeping of a window (operands.Window): what a commit makes pending, and which rows a verify starts first.
 
 Commit: which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
-pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the pending
-tokens if p > fold_threshold. So
+pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the first f of
+them: none if p <= fold_threshold, else all but the newest step's (pending.py). So
 
-    kept  = p if p <= fold_threshold else 0
     path  = nodes from the root to last_correct (parent walk), a of them
-    order = order[:kept] ++ [order[p + i] for i in path] ++ the remaining positions, as they stood
-    pending = kept + a
+    order = order[f:p] ++ [order[p + i] for i in path] ++ the remaining positions, as they stood
+    pending = p - f + a,  newest = a,  length = lengths + a
 
 Only positions move; the tokens' inputs stay where the verify stored them. One program per batch row; the C positions of
 a row are read in full before the first is written.
@@ -24,7 +23,8 @@ import triton.language as tl
 
 from .arguments import INDICES, Arg, check
 from .grid import launch_grid
-from .operands import Rows, Window
+from .operands import Rows, Window, check_lengths
+from .pending import pending_and_folding
 
 MAX_ROWS = 4096  # of a schedule: one program sorts them
 
@@ -43,13 +43,16 @@ def _path_mask(node, parents_row, N: tl.constexpr):
 
 
 # by size or alignment of a batch nothing is gained, and a server would wait for each compilation
-@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track"])
+@triton.jit(do_not_specialize=["slots", "rows", "lengths", "last_correct", "steps_to_track"])
 def _commit_window_kernel(
     pending,
+    newest,
+    length,
     window_row,
     order,
     slots,
     rows,
+    lengths,
     last_correct,
     steps_to_track,
     parents,
@@ -67,8 +70,8 @@ def _commit_window_kernel(
         tl.store(track_count + b, 0)
         return
     row = tl.load(rows + b).to(tl.int64)
-    before = tl.load(pending + slot)
-    kept = tl.where(before > fold_threshold, 0, before)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    kept = before - folding
     parents_row = parents + b * N
     path = _path_mask(tl.load(last_correct + b).to(tl.int32), parents_row, N)
 
@@ -81,14 +84,20 @@ def _commit_window_kernel(
     node = entry - before
     is_node = (node >= 0) & (node < N)
     accepted = is_node & (((path >> tl.where(is_node, node, 0).to(tl.int64)) & 1) != 0)
-    free = (entry >= kept) & (accepted == 0)
+    is_kept = (entry >= folding) & (entry < before)
+    free = (is_kept == 0) & (accepted == 0)
     accepted_rank = tl.cumsum(accepted.to(tl.int32), axis=0) - 1
     free_rank = tl.cumsum(free.to(tl.int32), axis=0) - 1
-    target = tl.where(accepted, kept + accepted_rank, tl.where(free, kept + accepted_total + free_rank, entry))
+    target = tl.where(
+        accepted, kept + accepted_rank, tl.where(is_kept, entry - folding, kept + accepted_total + free_rank)
+    )
     tl.debug_barrier()
     tl.store(order + row * C + target, positions, mask=inside & (target < C))
     tl.store(pending + slot, kept + accepted_total)
     tl.store(window_row + slot, row.to(tl.int32))
+    if newest is not None:
+        tl.store(newest + slot, accepted_total)
+        tl.store(length + slot, (tl.load(lengths + b) + accepted_total).to(tl.int32))
 
     count = 0
     if HAS_TRACK:
@@ -119,16 +128,19 @@ def commit_window(
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_count: torch.Tensor,
+    lengths: torch.Tensor | None = None,
 ) -> None:
     """Make the accepted path of every row pending. One launch, no host read.
 
-    window          pending is read and written at the slots, order at the rows.
+    window          pending is read and written at the slots, order at the rows; newest and length, where given, are
+                    written at the slots.
     rows            slots, rows and parents are read; of padding only track_count is written.
     window_row      [S] int32: written at the slots, the request row whose window holds the slot's pending tokens.
     last_correct    [B] int32 or int64: read, last accepted node of each row; < 0: nothing was accepted.
     steps_to_track  [B] int32 or int64: read, node on the accepted path whose state is tracked; < 0: none. None: no row
                     is tracked.
     track_count     [>=B] int32: first B written, leading entries of the new order that give the tracked state, or 0.
+    lengths         [B] int32 or int64: read, tokens of each request before the step. Needed where window has a length.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
@@ -141,17 +153,22 @@ def commit_window(
         last_correct=Arg(last_correct, "B", INDICES),
         steps_to_track=Arg(steps_to_track, "B", INDICES),
         track_count=Arg(track_count, ">=B", torch.int32),
+        lengths=Arg(lengths, "B", INDICES),
     )
     batch, nodes, capacity = sizes.get_all("B N C")
     window.check_room(nodes)
+    check_lengths(window, lengths)
     if batch == 0:
         return
     _commit_window_kernel[launch_grid(batch)](
         window.pending,
+        window.newest,
+        window.length,
         window_row,
         window.order,
         rows.slots,
         rows.rows,
+        lengths,
         last_correct,
         steps_to_track,
         rows.parents,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from ..common.operands import NodeSlots, Rows
+from ..common.operands import Folds, NodeSlots, Rows
 from .options import has_silu
+from .window import ConvWindow
 
 
 def path_taps(last: torch.Tensor, parents: torch.Tensor, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,18 +42,21 @@ def conv1d_verify_reference(
     bias: torch.Tensor | None,
     activation: str | None,
     rows: Rows,
-    conv_inputs: torch.Tensor,
+    window: ConvWindow,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Depthwise causal convolution of every node along its own path. See verify_replay.conv1d_verify."""
-    batch, nodes = rows.batch, conv_inputs.shape[1]
+    batch, nodes = rows.trees.shape
     dim, width = weight.shape
     silu = has_silu(activation)
     real = rows.slots > 0
+    slot, row = (torch.where(real, index, 0).to(torch.int64) for index in (rows.slots, rows.rows))
     inputs = x.reshape(batch, nodes, dim)
-    conv_inputs[rows.rows[real].to(torch.int64)] = inputs[real].to(conv_inputs.dtype)
+    before = torch.where(real, window.pending[slot], 0).to(torch.int64)
+    old = _states_after(conv_states[None, slot], window.of_all_layers(), row, before)[0]  # [B, dim, K-1], oldest first
+    position = window.order[row].long().gather(1, before[:, None] + torch.arange(nodes, device=x.device))
+    window.inputs[row[real][:, None], position[real]] = inputs[real].to(window.inputs.dtype)
 
-    old = conv_states[torch.where(real, rows.slots, 0).to(torch.int64)]  # [B, dim, K-1], oldest first
     links = torch.where(real[:, None], rows.trees, -1)
     node_ids = torch.arange(nodes, device=x.device).expand(batch, nodes)
     node, age = path_taps(node_ids, links[:, None, :].expand(batch, nodes, nodes), width)
@@ -122,30 +126,27 @@ def conv1d_verify_slots_reference(
     return out if compute_dtype == torch.float64 else out.to(x.dtype)
 
 
-def commit_conv_reference(
-    conv_states: torch.Tensor,
-    conv_inputs: torch.Tensor,
-    rows: Rows,
-    *,
-    last_correct: torch.Tensor,
-    steps_to_track: torch.Tensor | None,
-    track_slots: torch.Tensor | None,
-) -> None:
-    """Write the conv windows at the accepted and at the tracked nodes. See commit.commit_conv."""
-    slots, parents, batch = rows.slots, rows.trees, rows.batch
-    layers, _, dim, taps = conv_states.shape
-    old = conv_states[:, torch.where(slots > 0, slots, 0).to(torch.int64)]  # [L, B, dim, K-1]
-    inputs = conv_inputs[:, torch.where(slots > 0, rows.rows, 0).to(torch.int64)]  # [L, B, N, dim]
-    writes = [(slots, last_correct, slots > 0)]
-    if steps_to_track is not None and track_slots is not None:
-        writes.append((track_slots, steps_to_track, (slots > 0) & (track_slots > 0)))
-    for target, last, wanted in writes:
-        wanted = wanted & (last >= 0)
-        node, age = path_taps(last, parents, taps)
-        node, age = node.flip(-1), age.flip(-1)  # oldest first, as the window lies
-        pick = node.clamp(min=0)[None, :, :, None].expand(layers, batch, taps, dim)
-        from_tree = inputs.gather(2, pick).transpose(2, 3)
-        old_index = (taps - 1 - age).clamp(min=0)
-        from_old = old.gather(3, old_index[None, :, None, :].expand(layers, batch, dim, taps))
-        window = torch.where((node >= 0)[None, :, None, :], from_tree.to(old.dtype), from_old)
-        conv_states[:, target[wanted].to(torch.int64)] = window[:, wanted]
+def fold_conv_reference(conv_states: torch.Tensor, window: ConvWindow, folds: Folds) -> None:
+    """Fold window tokens onto convolution states of all layers. See fold.fold_conv."""
+    live = ((folds.src > 0) & (folds.dst > 0) & ((folds.counts > 0) | (folds.src != folds.dst))).nonzero()[:, 0]
+    src, dst, count = folds.src[live].long(), folds.dst[live].long(), folds.counts[live].long()
+    # a plain copy reads no window, and its row may be garbage
+    row = torch.where(count > 0, folds.rows[live].long(), 0)
+    conv_states[:, dst] = _states_after(conv_states[:, src], window, row, count)
+
+
+def commit_conv_reference(conv_states: torch.Tensor, window: ConvWindow, rows: Rows) -> None:
+    """Fold in place what a verify has folded. See fold.commit_conv."""
+    slots = torch.where(rows.slots > 0, rows.slots, 0)
+    counts = torch.where(slots > 0, window.folding(slots.long()), 0)
+    fold_conv_reference(conv_states, window, Folds(slots, slots, rows.rows, counts))
+
+
+def _states_after(old: torch.Tensor, window: ConvWindow, row: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """old [L, B, dim, K-1] after the first count [B] tokens of each row [B] of the window."""
+    layers, _, dim, taps = old.shape
+    token = count[:, None] - taps + torch.arange(taps, device=old.device)  # [B, K-1], oldest first; < 0: an old entry
+    position = window.order[row].long().gather(1, token.clamp(min=0))
+    new = window.inputs[:, row[:, None], position].transpose(2, 3).to(old.dtype)
+    entry = (token + taps).clamp(max=taps - 1)[None, :, None, :].expand(layers, -1, dim, taps)
+    return torch.where((token >= 0)[None, :, None, :], new, old.gather(3, entry))

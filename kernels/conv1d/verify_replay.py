@@ -1,17 +1,17 @@
 """Depthwise causal convolution of a draft tree: every node along its own path.
 
     y_i = act(bias + sum_t weight[:, t] * u_{i, K-1-t}),   u_{i, 0} = x_i, u_{i, j} = input of i's j-th ancestor,
-    and beyond the root the slot's window conv_states[slot], newest entry first.
+    beyond the root the row's pending tokens, newest first, and beyond these the slot's state conv_states[slot].
 
 Rounding as in taps.py; the sum runs from the bias over the taps from the oldest to the newest. Stock sums a tree's taps
 from the newest; ours keep the chain's order for both, so a tree that is a chain gives the chain's bits, and those are
 also the bits of stock's one-token decode.
 
-Unlike stock the slot's window is only read: the commit writes it along the accepted path. The raw inputs go to
-conv_inputs[row] for that purpose.
+Unlike stock the slot's state is only read: it lags behind its request as the recurrent state does, and moves on where
+tokens are folded (fold.py). The nodes' raw inputs go to the window for that purpose.
 
 Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
-strides; conv_inputs [R, N, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
+strides; window inputs [R, C, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
 """
 
 from __future__ import annotations
@@ -25,18 +25,28 @@ from ..common.grid import launch_grid
 from ..common.operands import Rows
 from .options import check_width, has_silu
 from .taps import above, add_tap, product
+from .window import ConvWindow
 
 PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
 
 
 @triton.jit
-def _add_tap(
-    acc, back: tl.constexpr, node, older, x_row, state_row, weight_col, stride_x, stride_tok, inside, K: tl.constexpr
-):
+def _before_the_root(older, past, inside, K: tl.constexpr):
+    """The input `older` steps before the newest one that is committed: a pending token's, or of the slot's state."""
+    pending, order_row, window_row, stride_token, state_row, stride_tok = past
+    token = pending - 1 - older
+    position = tl.load(order_row + tl.maximum(token, 0)).to(tl.int64)
+    waiting = tl.load(window_row + position * stride_token, mask=inside & (token >= 0), other=0.0)
+    state = tl.load(state_row + (K - 1 + token) * stride_tok, mask=inside & (token < 0), other=0.0)
+    return tl.where(token >= 0, waiting.to(state.dtype), state)
+
+
+@triton.jit
+def _add_tap(acc, back: tl.constexpr, node, older, x_row, past, weight_col, stride_x, inside, K: tl.constexpr):
     """acc + weight * input of the tap `back` steps up."""
     weight = tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0)
     tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
-    old = tl.load(state_row + (K - 2 - older) * stride_tok, mask=inside & (node < 0), other=0.0)
+    old = _before_the_root(older, past, inside & (node < 0), K)
     return add_tap(acc, node, tree, old, weight)
 
 
@@ -50,14 +60,17 @@ def _conv1d_verify_kernel(
     slots,
     rows,
     parents,
-    conv_inputs,
+    pending,
+    order,
+    window_inputs,
+    capacity,
     stride_x,
     stride_state_slot,
     stride_state_dim,
     stride_tok,
     stride_weight,
     stride_inputs_row,
-    stride_inputs_node,
+    stride_inputs_token,
     DIM: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -79,10 +92,14 @@ def _conv1d_verify_kernel(
         return
     row = tl.load(rows + b).to(tl.int64)
     x_row = x + b * N * stride_x + channel
-    inputs_row = conv_inputs + row * stride_inputs_row + channel
+    before = tl.load(pending + slot)
+    order_row = order + row * capacity
+    window_row = window_inputs + row * stride_inputs_row + channel
     state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
     weight_col = weight + channel * stride_weight
     parents_row = parents + b * N
+
+    past = (before, order_row, window_row, stride_inputs_token, state_row, stride_tok)
 
     start = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
@@ -100,21 +117,22 @@ def _conv1d_verify_kernel(
         older3 = older2 + tl.where(node2 < 0, 1, 0)
         acc = start
         if K >= 4:
-            acc = _add_tap(acc, 3, node3, older3, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+            acc = _add_tap(acc, 3, node3, older3, x_row, past, weight_col, stride_x, here, K)
         if K >= 3:
-            acc = _add_tap(acc, 2, node2, older2, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
-        acc = _add_tap(acc, 1, node1, 0, x_row, state_row, weight_col, stride_x, stride_tok, here, K)
+            acc = _add_tap(acc, 2, node2, older2, x_row, past, weight_col, stride_x, here, K)
+        acc = _add_tap(acc, 1, node1, 0, x_row, past, weight_col, stride_x, here, K)
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
         acc += product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
         if SILU:
             acc = acc / (1 + tl.exp(-acc))
         outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005 (no unpacking in jit)
-        inputs = inputs + (own.to(conv_inputs.dtype.element_ty),)  # noqa: RUF005
+        inputs = inputs + (own.to(window_inputs.dtype.element_ty),)  # noqa: RUF005
     for offset in tl.static_range(NODES):
         node = first + offset
         here = inside & (node < N)
         tl.store(y_row + node * DIM, outputs[offset], mask=here)
-        tl.store(inputs_row + node * stride_inputs_node, inputs[offset], mask=here)
+        position = tl.load(order_row + before + node, mask=node < N, other=0).to(tl.int64)
+        tl.store(window_row + position * stride_inputs_token, inputs[offset], mask=here)
 
 
 def conv1d_verify(
@@ -125,7 +143,7 @@ def conv1d_verify(
     bias: torch.Tensor | None,
     activation: str | None,
     rows: Rows,
-    conv_inputs: torch.Tensor,
+    window: ConvWindow,
 ) -> torch.Tensor:
     """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous.
 
@@ -135,7 +153,8 @@ def conv1d_verify(
     bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
     rows         slots, rows and parents are read; outputs of padding are zero.
-    conv_inputs  [R, N, dim] float, inner contiguous: written at the rows.
+    window       of one layer: at the rows, the newest pending tokens' inputs are read, and node i's are written to
+                 order[r, pending + i].
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
@@ -146,10 +165,13 @@ def conv1d_verify(
         bias=Arg(bias, "dim", FLOATS),
         x=Arg(x, "B*N dim", FLOATS),
         conv_states=Arg(conv_states, "S dim K-1", FLOATS, contiguous=0),
-        conv_inputs=Arg(conv_inputs, "R N dim", FLOATS),
+        pending=Arg(window.pending, "S"),
+        order=Arg(window.order, "R C"),
+        **window.inputs_as("R C"),
     )
-    batch, nodes, dim, width = sizes.get_all("B N dim K")
+    batch, nodes, dim, width, capacity = sizes.get_all("B N dim K C")
     check_width(width)
+    window.check_room(nodes)
     silu = has_silu(activation)
     y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
     if batch == 0:
@@ -167,14 +189,17 @@ def conv1d_verify(
         rows.slots,
         rows.rows,
         rows.parents,
-        conv_inputs,
+        window.pending,
+        window.order,
+        window.inputs,
+        capacity,
         x.stride(0),
         conv_states.stride(0),
         conv_states.stride(1),
         conv_states.stride(2),
         weight.stride(0),
-        conv_inputs.stride(0),
-        conv_inputs.stride(1),
+        window.inputs.stride(0),
+        window.inputs.stride(1),
         DIM=dim,
         N=nodes,
         K=width,

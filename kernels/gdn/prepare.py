@@ -10,7 +10,7 @@ inverted, products of decays only shrink, and a tree differs from a chain in the
 bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^).
 
 One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. Of a row that folds,
-queries are carried back over what the fold leaves: S0 is then the folded state.
+queries are carried back over its nodes and what stays pending: S0 is then the folded state.
 """
 
 from __future__ import annotations
@@ -19,17 +19,9 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import exp_rn, softplus_rn
+from ..common.pending import pending_and_folding
 from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
-from .tiles import (
-    FACTORS,
-    folded_tokens,
-    make_token_factors,
-    per_k,
-    per_row,
-    split,
-    store_token_factors,
-    sum_over_k,
-)
+from .tiles import FACTORS, make_token_factors, per_k, per_row, split, store_token_factors, sum_over_k
 
 
 @triton.jit
@@ -44,7 +36,7 @@ def gates(a, b, A_log, dt_bias):
 
 @triton.jit
 def prepare_kernel(
-    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, order,
+    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_factors,
     fold_threshold, capacity,
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
@@ -68,9 +60,8 @@ def prepare_kernel(
     if slot <= 0:
         return
     row = tl.load(rows + batch_row).to(tl.int64)
-    before = tl.load(pending + slot)
-    folded = folded_tokens(before, fold_threshold)
-    kept = before - folded
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    kept = before - folding
     order += row * capacity
     window_k += row * stride_wk_row + h * K
     window_g += row * stride_gate_row + hv
@@ -82,8 +73,8 @@ def prepare_kernel(
     factors += tl.program_id(0).to(tl.int64) * (capacity * FACTORS)
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
 
-    for start in tl.range(0, folded, TOKENS, num_stages=1):
-        at, live = step_tokens(start, folded, order)
+    for start in tl.range(0, folding, TOKENS, num_stages=1):
+        at, live = step_tokens(start, folding, order)
         made = step_factors(window_k, window_g, window_beta, stride_wk, stride_gate, at, live, K, PARTS, PART, NATIVE)
         store_factors(fold_factors + start // TOKENS * STEP_FLOATS, made)
 
@@ -95,8 +86,8 @@ def prepare_kernel(
     x = tl.load(q + per_row(node) * stride_q + per_k(offs), mask=mask_tile, other=0).to(tl.float32)
     ancestor_bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
 
-    # entry t of the path order: what stays pending, then nodes
-    entries = order + folded
+    # entry t of the path order: the tokens that stay pending, then nodes
+    entries = order + folding
     make_token_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
 
     # append keys (once a group) and gates

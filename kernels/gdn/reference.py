@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
+from ..common.reference import entries_from
 from .window import GdnWindow
 
 L2NORM_EPS = 1e-6
@@ -116,14 +117,15 @@ def gdn_verify_reference(
     beta = per_node(b).to(compute_dtype).sigmoid()
 
     state = _load(states, slot).to(compute_dtype)
-    folds = before > window.fold_threshold
+    folding = window.folding(slot).long()
+    folds = folding > 0
     if bool(folds.any()):
-        folded = _fold_rows(state[folds], window, positions=positions[folds], counts=before[folds], rows=row[folds])
+        folded = _fold_rows(state[folds], window, positions=positions[folds], counts=folding[folds], rows=row[folds])
         _store(states.data, slot[folds], folded, _is_kv(states, slot[folds]))
         # outputs start from what was written, as the next verify's will
         state[folds] = folded.to(states.data.dtype).to(compute_dtype)
-    kept = torch.where(folds, 0, before)
-    state = _fold_rows(state, window, positions=positions, counts=kept, rows=row)
+    rest = entries_from(positions, folding)
+    state = _fold_rows(state, window, positions=rest, counts=before - folding, rows=row)
 
     node_positions = positions.gather(1, before[:, None] + torch.arange(nodes, device=before.device))
     for held, given in ((window.k, per_node(k)), (window.v, per_node(v)), (window.g, g), (window.beta, beta)):

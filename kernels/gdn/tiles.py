@@ -45,12 +45,6 @@ def sum_over_k(x):
     return tl.sum(tl.sum(x, 1 - ROW_AXIS), 1)
 
 
-@triton.jit
-def folded_tokens(before, fold_threshold):
-    """How many of a row's `before` pending tokens its verify folds, the oldest first. The others stay pending."""
-    return tl.where(before > fold_threshold, before, 0)
-
-
 # tokens whose factors are made at once, and floats kept for each
 FACTOR_ROWS = tl.constexpr(16)
 FACTORS = tl.constexpr(3)

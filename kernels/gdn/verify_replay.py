@@ -3,8 +3,9 @@
 prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
 with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
-row with more than `fold_threshold` pending tokens folds them into its checkpoint first, exactly (fold_tile.py), and its
-outputs start from the state as written; tokens that a fold leaves pending are read as those of other rows are.
+row with more than `fold_threshold` pending tokens folds them, or all but its newest step's, into its checkpoint first,
+exactly (fold_tile.py), and its outputs start from the state as written; tokens that a fold leaves pending are read as
+those of other rows are.
 
 A program owns one value head of one row (or some of its blocks of values): it keeps x and y in registers while the
 state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write: node inputs
@@ -42,12 +43,13 @@ from ..common.fragments import (
 )
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States, check_nodes
+from ..common.pending import pending_and_folding
 from ..common.tile import IS_KV, prefetch
 from .arguments import check_groups, node_inputs
 from .fold import PART
 from .fold_tile import STEP_FLOATS, TOKENS, fold_step, load_factors, step_keys, step_tokens
 from .prepare import prepare_kernel
-from .tiles import FACTORS, folded_tokens, may_fuse
+from .tiles import FACTORS, may_fuse
 from .window import GdnWindow
 
 FEW_HEADS = 512  # below this many states, a block of values a program
@@ -132,7 +134,7 @@ def _stream(
     token, position, node, is_token, is_node = tokens
     v_head, out_head, window_v_head, stride_v, stride_wv = inputs
     carried, weights, factors_head = prepared
-    folded, order, k_head, stride_wk = fold
+    folding, order, k_head, stride_wk = fold
     node_i = tl.arange(0, BI)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -143,7 +145,7 @@ def _stream(
     )  # fmt: skip
     PARTNER: tl.constexpr = carried.dtype.element_ty
     if FOLDS and FOLD_STEPS == 1:
-        at_step, live = step_tokens(0, folded, order)
+        at_step, live = step_tokens(0, folding, order)
         keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
     for block in tl.range(first_block, first_block + BLOCKS, num_stages=FOLD_STAGES if FOLDS else STAGES):
         dim = block * BP + tl.arange(0, BP)
@@ -170,8 +172,8 @@ def _stream(
                     CHUNK, WARPS, NATIVE,
                 )  # fmt: skip
             else:
-                for start in tl.range(0, folded, TOKENS, num_stages=1):
-                    at_step, live = step_tokens(start, folded, order)
+                for start in tl.range(0, folding, TOKENS, num_stages=1):
+                    at_step, live = step_tokens(start, folding, order)
                     keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
                     tiles = _fold_step(
                         tiles, at_step, live, keys, factors_head + start // TOKENS * STEP_FLOATS, window_v_head,
@@ -200,8 +202,8 @@ def _stream(
 
 @triton.jit
 def _verify_kernel(
-    v, states, axis_order, slots, rows, pending, order, window_k, window_v, carried, weights, fold_factors, out,
-    fold_threshold, capacity, stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
+    v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, carried, weights, fold_factors,
+    out, fold_threshold, capacity, stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, PREFETCH: tl.constexpr,
@@ -231,9 +233,8 @@ def _verify_kernel(
         block_bytes: tl.constexpr = BP * K * (states.dtype.element_ty.primitive_bitwidth // 8)
         prefetch(state_head + first_block * (BP * K), PREFETCH * block_bytes, 512)
     row = tl.load(rows + batch_row).to(tl.int64)
-    before = tl.load(pending + slot)
-    folded = folded_tokens(before, fold_threshold)
-    kept = before - folded
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    kept = before - folding
     is_kv = False
     if EITHER:
         is_kv = tl.load(axis_order + slot) == IS_KV
@@ -245,13 +246,13 @@ def _verify_kernel(
     node = token - kept
     is_token = node < N
     is_node = (node >= 0) & is_token
-    position = tl.load(order + folded + token, mask=is_token, other=0).to(tl.int64)
+    position = tl.load(order + folding + token, mask=is_token, other=0).to(tl.int64)
     tokens = (token, position, node, is_token, is_node)
     v_head = v + batch_row * N * stride_v + hv * V
     inputs = (v_head, out_head, window_v + row * stride_wv_row + hv * V, stride_v, stride_wv)
     prepared = (carried, weights, fold_factors + head.to(tl.int64) * (FOLD_STEPS * STEP_FLOATS))
-    fold = (folded, order, k_head, stride_wk)
-    if folded > 0:
+    fold = (folding, order, k_head, stride_wk)
+    if folding > 0:
         if EITHER and is_kv:
             _stream(
                 state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, True, BI, BT,
@@ -354,8 +355,8 @@ def constants_for(
     interpreted = triton.knobs.runtime.interpret
     common = {
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
-        # what waits when nothing is folded, or stays when something is
-        "BT": max(16, triton.next_power_of_2(max(fold_threshold, nodes) + nodes)),
+        # (no more stays pending when a row folds than when it waits: operands.Window)
+        "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
         "FOLD_STEPS": triton.cdiv(fold_threshold + nodes, TOKENS.value), "PARTS": padded_k // part, "PART": part,
         "NATIVE": not interpreted,
     }  # fmt: skip
@@ -437,7 +438,7 @@ def gdn_verify(
     factors = torch.empty(batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v)](
-        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.order,
+        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, folds, window.fold_threshold,
         capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
@@ -445,7 +446,7 @@ def gdn_verify(
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
-        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.order,
+        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.v, carried, weights, folds, out, window.fold_threshold, capacity,
         v.stride(0), states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),

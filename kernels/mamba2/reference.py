@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
+from ..common.reference import entries_from
 from .arguments import SlotsTiling, per_head
 from .window import Mamba2Window
 
@@ -106,12 +107,15 @@ def mamba2_verify_reference(
     positions = window.order[row].to(torch.int64)
 
     start = load_states(states, slot).to(compute_dtype)
-    folded = _replay(start, before, positions, window.x[row], window.B[row], window.dt[row], A)
-    folds = real & (before > window.fold_threshold)
+    inputs = (window.x[row], window.B[row], window.dt[row], A)
+    folding = torch.where(real, window.folding(slot), 0).to(torch.int64)
+    folded = _replay(start, folding, positions, *inputs)
+    folds = folding > 0
     is_kv = torch.zeros_like(real) if states.axis_order is None else states.axis_order[slot] == KV
     store_states(states, slot[folds], folded[folds], is_kv[folds])
     # what the next verify would read
-    start = torch.where(folds[:, None, None, None], folded.to(states.data.dtype).to(compute_dtype), folded)
+    start = torch.where(folds[:, None, None, None], folded.to(states.data.dtype).to(compute_dtype), start)
+    start = _replay(start, before - folding, entries_from(positions, folding), *inputs)
 
     x_nodes, B_nodes, C_nodes = (t.reshape(batch, nodes, *t.shape[1:]).to(compute_dtype) for t in (x, B, C))
     dt_nodes = final_dt(per_head("dt", dt, 2), bias, dt_softplus, compute_dtype)

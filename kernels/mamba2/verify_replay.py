@@ -9,12 +9,12 @@ S0 = checkpoint[slot]. No solve: the tree only decides which terms count. Sums o
 two is as good as the sum between, so strong decays upstream of t cost no digits. D joins the diagonal term, both being
 coefficients of x_i.
 
-A row with more than fold_threshold pending tokens first folds them into its checkpoint, exactly (fold_tile.py), and
-writes it; its outputs start from the written state. Pending counts are not touched here: the commit
-(common/window.py) applies the same threshold.
+A row with more than fold_threshold pending tokens first folds them, or all but its newest step's, into its checkpoint,
+exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts are not touched here:
+the commit (common/window.py) asks the same rule (common/pending.py).
 
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
-(fragments.py), two for an output of 16 bits and three for float32.
+(common/fragments.py), two for an output of 16 bits and three for float32.
 
 Layouts: x, y [T, H, P], B, C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P]
 in slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
@@ -52,6 +52,7 @@ from ..common.fragments import (
 )
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States
+from ..common.pending import pending_and_folding
 from ..common.tile import IS_KV, prefetch
 from .arguments import check_sizes, parameters
 from .fold_tile import TOKENS, fold_factors, weighted
@@ -181,8 +182,8 @@ def _stream(
 
 @triton.jit
 def _mamba2_verify_kernel(
-    x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, order, window_x, window_B, window_dt,
-    ancestors, schedule, fold_threshold,
+    x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
+    window_x, window_B, window_dt, ancestors, schedule, fold_threshold,
     stride_x, stride_dt, stride_dt_head, stride_B, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos,
@@ -216,9 +217,9 @@ def _mamba2_verify_kernel(
         bytes_a_block: tl.constexpr = BLOCK_P * DSTATE * (checkpoint.dtype.element_ty.primitive_bitwidth // 8)
         prefetch(checkpoint_head + first_block * (BLOCK_P * DSTATE), PREFETCH * bytes_a_block, 512)
     row = tl.load(rows + b).to(tl.int64)
-    before = tl.load(pending + slot)
-    folds = before > fold_threshold
-    kept_tokens = tl.where(folds, 0, before)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    folds = folding > 0
+    kept_tokens = before - folding
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
@@ -236,7 +237,7 @@ def _mamba2_verify_kernel(
     node = token - kept_tokens
     is_waiting = token < kept_tokens
     is_node = (node >= 0) & (node < N)
-    entry = before - kept_tokens + token
+    entry = folding + token
     position = tl.load(order_row + entry, mask=(is_waiting | is_node) & (entry < CAPACITY), other=0).to(tl.int64)
     appends = is_node & (entry < CAPACITY)  # behind the pending tokens; nobody reads these positions in this launch
     ancestors_row = ancestors + b * N
@@ -295,7 +296,7 @@ def _mamba2_verify_kernel(
     inputs = (x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos)
     if folds:
         positions, lives, shares, kept = fold_factors(
-            before, order_row, window_dt_head, stride_wdt_pos, decay_rate, FOLD_STEPS
+            folding, order_row, window_dt_head, stride_wdt_pos, decay_rate, FOLD_STEPS
         )
         B_folds = ()
         if KEEP_B:
@@ -403,7 +404,7 @@ def mamba2_verify(
     A, D, dt_bias
                 [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
     dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
-    states      one layer's, [S, H, P, D]: read at the slots; written, as they lie, where pending > fold_threshold.
+    states      one layer's, [S, H, P, D]: read at the slots; those of rows that fold are written, as they lie.
     rows        with ancestors. Padding (slot <= 0): y zero, nothing else written.
     window      one layer's, x and B of x's dtype: pending entries read, order[row, pending .. pending + N) written.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
@@ -462,7 +463,8 @@ def mamba2_verify(
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
-        window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule, window.fold_threshold,
+        window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule,
+        window.fold_threshold,
         x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),

@@ -67,8 +67,11 @@ class TargetVerify:
     def _claim_slots(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Bring the batch's slots into the state its forward expects; remember what a verify's commit will need."""
         mode = forward_batch.forward_mode
+        if not in_capture:
+            self._pool.enter_forward()
         if mode.is_target_verify():
             self.forward_metadata.mtp_rows = forward_batch.req_pool_indices
+            self.forward_metadata.mtp_lengths = forward_batch.seq_lens
             self.forward_metadata.mtp_nodes = forward_batch.spec_info.draft_token_num
             return
         if in_capture or mode.is_idle() or mode.is_draft_extend_v2():
@@ -112,6 +115,7 @@ class TargetVerify:
         return VerifyBatch(
             slots=metadata.mamba_cache_indices[:size],
             rows=metadata.mtp_rows[:size],
+            lengths=metadata.mtp_lengths[:size],
             nodes=metadata.mtp_nodes,
             chain=metadata.retrieve_next_token is None,
         )

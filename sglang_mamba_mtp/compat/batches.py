@@ -86,6 +86,46 @@ def request_slot(req: Any) -> Any:
     return req.mamba_pool_idx if hasattr(req, "mamba_pool_idx") else req.kv.mamba_pool_idx
 
 
+def let_go_of_slots(req: Any) -> None:
+    """``req`` holds no state slot any more, neither its own nor one for a snapshot."""
+    for holder in (req, getattr(req, "kv", None)):
+        for name in _HELD:
+            if hasattr(holder, name):
+                setattr(holder, name, None)
+    tracking = tracking_of(req)
+    if hasattr(tracking, "mamba_needs_clear"):
+        tracking.mamba_needs_clear = False
+
+
+def let_go_of_snapshot(req: Any) -> None:
+    """``req`` holds no slot for a snapshot any more: its next prefill gets one."""
+    tracking = tracking_of(req)
+    for name in (
+        "mamba_ping_pong_track_buffer",
+        "mamba_ping_pong_empty",
+        "mamba_next_track_idx",
+        "mamba_last_track_idx",
+    ):
+        if hasattr(tracking, name):
+            setattr(tracking, name, None)
+
+
+_HELD = (
+    "mamba_pool_idx",
+    "mamba_ping_pong_track_buffer",
+    "mamba_ping_pong_empty",
+    "mamba_next_track_idx",
+    "mamba_last_track_idx",
+    "mamba_last_track_seqlen",
+    "mamba_prev_track_seqlen",
+)
+
+
+def request_row(req: Any) -> int | None:
+    """The request row of a request, or None."""
+    return req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx
+
+
 def tracking_of(req: Any) -> Any:
     """Where a request keeps its snapshot slots (``mamba_ping_pong_track_buffer``) and what they hold."""
     return req if hasattr(req, "mamba_ping_pong_track_buffer") else req.kv

@@ -28,6 +28,7 @@ class Setting:
         model: folder or name of the model, of which config.json is read.
         ranks: tensor-parallel ranks.
         strategy: of the radix cache (``no_buffer``, ``extra_buffer``, ``extra_buffer_lazy``), or None without one.
+        slots_per_request: state slots of a running request; None: as SGLang has it with that strategy.
         overlap: whether scheduling overlaps with forwards; SGLang refuses it with ``no_buffer``.
         algorithm: of drafting, or None; ``nodes`` and ``topk`` describe its trees.
         replayssm: ``--enable-linear-replayssm-spec``.
@@ -42,6 +43,7 @@ class Setting:
     model: str
     ranks: int = 1
     strategy: str | None = "extra_buffer"
+    slots_per_request: int | None = None
     overlap: bool = True
     algorithm: str | None = None
     nodes: int = 4
@@ -108,7 +110,7 @@ def configurator(setting: Setting) -> Iterator[Any]:
         context.get_context().override("mamba_mtp.advise", **settled)
         ranks = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), setting.ranks)
         with context.get_parallel().override(**ranks, **_others(context)):
-            yield _build(server_args)
+            yield _build(server_args, setting.slots_per_request)
 
 
 def _others(context: Any) -> dict[str, int]:
@@ -148,7 +150,7 @@ def _environment_restored() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _build(server_args: Any) -> Any:
+def _build(server_args: Any, slots_per_request: int | None) -> Any:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
     from sglang.srt.model_executor.model_runner_components import layer_setup, spec_aux_hidden_state
@@ -183,6 +185,9 @@ def _build(server_args: Any) -> Any:
     }
     fields = [field for field in dataclasses.fields(KVCacheConfigurator) if field.init]
     needed = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
-    return KVCacheConfigurator(
+    kind: Any = KVCacheConfigurator
+    if slots_per_request is not None:
+        kind = type("Configurator", (kind,), {"_calculate_mamba_ratio": lambda self: slots_per_request})
+    return kind(
         **{field.name: values.get(field.name) for field in fields if field.name in values or field.name in needed}
     )

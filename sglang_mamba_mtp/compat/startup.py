@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from ..costs.weights import ModelSize, model_size
@@ -31,6 +35,37 @@ def decide(server_args: Any, source: str, **fields: Any) -> None:
         return
     for name, value in fields.items():
         setattr(server_args, name, value)
+
+
+def radix_strategy(server_args: Any) -> str:
+    """SGLang's name of how the radix cache gets states, or "off"."""
+    args = resolved(server_args)
+    return "off" if args.disable_radix_cache else str(args.mamba_radix_cache_strategy)
+
+
+def chooses_radix_strategy(server_args: Any) -> bool:
+    """Whether ``--mamba-radix-cache-strategy`` was left to SGLang.
+
+    A decision of its own is declared, whether or not the argument still says what was asked for (up to 0.5.18 it does
+    not).
+    """
+    declared = getattr(server_args, "_resolved_overrides", None) or ()
+    return any("mamba_radix_cache_strategy" in fields for _, fields in declared)
+
+
+def skip_decode_locks() -> None:
+    """Leave the states of prefixes that running requests have already copied to eviction, as SGLang does where
+    SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK is set, unless the operator has decided about it."""
+    os.environ.setdefault("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK", "1")
+
+
+def derived_verify_backend(server_args: Any) -> str | None:
+    """What SGLang lets the linear layers verify with; None where ``--linear-attn-verify-backend`` names it."""
+    args = resolved(server_args)
+    if args.linear_attn_verify_backend is not None:
+        return None
+    decode = args.linear_attn_decode_backend or args.linear_attn_backend
+    return "flashinfer" if decode == "flashinfer" else "triton"
 
 
 def hip_version() -> str | None:
@@ -104,6 +139,18 @@ def hybrid_request_pool() -> Any:
     return importlib.import_module("sglang.srt.mem_cache.memory_pool").HybridReqToTokenPool
 
 
+@contextlib.contextmanager
+def request_pool_built_as(requests: type) -> Iterator[None]:
+    """`KVCacheConfigurator` finds ``requests`` where it looks for `HybridReqToTokenPool`."""
+    module = _configurator_module()
+    stock = module.HybridReqToTokenPool
+    module.HybridReqToTokenPool = requests
+    try:
+        yield
+    finally:
+        module.HybridReqToTokenPool = stock
+
+
 def cache_params(model_config: Any) -> Any:
     """The `Mamba2CacheParams` of a hybrid model: state shapes per rank, dtypes and layers."""
     from sglang.srt.configs import hybrid_arch
@@ -154,8 +201,15 @@ def request_rows(configurator: Any) -> int:
     return max(1, int(schedule().max_running_requests) // int(ranks))
 
 
+def stock_slots_per_request(configurator: Any) -> int:
+    """State slots that SGLang would reserve for every running request."""
+    hooked = configurator._calculate_mamba_ratio
+    stock = inspect.unwrap(hooked)
+    return int(hooked() if stock is hooked else stock(configurator))
+
+
 def slots_per_request(runner: Any) -> int:
-    """State slots that SGLang reserves for every running request of a `ModelRunner`."""
+    """State slots that are reserved for every running request of a `ModelRunner`."""
     return int(runner.kv_cache_configurator._calculate_mamba_ratio())
 
 

@@ -41,6 +41,7 @@ DEFAULTS: tuple[Default, ...] = (
     Default("attention_backend", "torch_native", "the reference attention of sglang_mamba_mtp.cpu"),
     Default("disable_prefill_cuda_graph", True, "no CUDA graphs", (False,)),
     Default("disable_decode_cuda_graph", True, "no CUDA graphs", (False,)),
+    Default("disable_custom_all_reduce", True, "it is for GPUs", (False,)),
     Default("max_running_requests", 8, "a CPU serves a few requests well"),
     Default("max_total_tokens", 32768, "sized by hand, not from free memory that others use too"),
     Default("max_mamba_cache_size", 64, "sized by hand, not from free memory that others use too"),
@@ -65,8 +66,7 @@ CANNOT_WORK: dict[str, Callable[[Any], str | None]] = {
     "kv_cache_dtype": lambda v: (
         None if "fp8" not in str(v) and "fp4" not in str(v) else "the CPU attention reads unquantised caches; use auto"
     ),
-    "tp_size": lambda v: None if v in (None, 1) else "the CPU engine of this package runs on one rank; use 1",
-    "pp_size": lambda v: None if v in (None, 1) else "the CPU engine of this package runs on one rank; use 1",
+    "pp_size": lambda v: None if v in (None, 1) else "the CPU engine of this package has one stage; use --tp-size",
 }
 """Server arguments with values that cannot work here: `check(value)` is None, or why not and what to do."""
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -126,6 +126,23 @@ def _mtp_in_the_models_dtype(original: Callable[..., None]) -> Callable[..., Non
     return init
 
 
+def _no_library(*_args: object, **_kwargs: object) -> NoReturn:
+    raise OSError("NCCL needs a GPU; ranks on a CPU talk through gloo")
+
+
+def _repeated_groups(make_loader: Callable[..., Callable[..., None]]) -> Callable[..., Callable[..., None]]:
+    """SGLang's loader, told that this is no CPU where ranks repeat a group: it would take that for padding."""
+
+    @functools.wraps(make_loader)
+    def make(shard_spec: Any, *args: Any, **kwargs: Any) -> Callable[..., None]:
+        loader = make_loader(shard_spec, *args, **kwargs)
+        if not any(repeated for _, _, repeated in shard_spec):
+            return loader
+        return _while_calling(_MIXER, is_cpu=lambda: False)(loader)
+
+    return make
+
+
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _NO_PIN = "asks for pinned memory"
@@ -186,6 +203,30 @@ PATCHES: tuple[Patch, ...] = (
         _value(_nothing),
         "extra_buffer_lazy needs the overlap schedule, which runs on CPU streams as well",
     ),
+    Patch(
+        _MIXER,
+        "mamba_v2_sharded_weight_loader",
+        _repeated_groups,
+        "pads a projection whose only group every rank repeats, and fails",
+    ),
+    Patch(
+        "sglang.srt.utils.numa_utils",
+        "init_threads_binding",
+        _value(_nothing),
+        "refuses more ranks than NUMA nodes; without AMX nothing is bound",
+    ),
+    Patch(
+        "sglang.srt.distributed.device_communicators.pynccl",
+        "NCCLLibrary",
+        _value(_no_library),
+        "the CUDA build has NCCL, and only where there is none are ranks left to gloo",
+    ),
+    Patch(
+        "sglang.srt.distributed.bootstrap",
+        "_check_tp_memory_balance",
+        _value(_nothing),
+        "compares the free memory of ranks, which here is everybody's",
+    ),
     Patch("sglang.srt.mem_cache.memory_pool", "torch", _host_torch, "0.5.17 allocates snapshots on 'cuda'"),
     Patch("sglang.srt.managers.overlap_utils", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.managers.utils", "torch", _host_torch, _NO_PIN),
@@ -203,6 +244,7 @@ PATCHES: tuple[Patch, ...] = (
         "validate_mamba_extra_buffer",
         _while_calling("sglang.srt.arg_groups.mamba_hook", get_platform=_hip_platform),
         _EXTRA_BUFFER,
+        True,
     ),
     Patch(
         "sglang.srt.arg_groups.mamba_hook",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..compat import batches
 from ..state.pools import MtpMambaPool
+from ..state.rewind import RewindRequests
 
 
 def forget_snapshot_past_the_key(
@@ -45,9 +46,11 @@ def drop_state_past_a_grammar(
 ) -> list[int]:
     """AROUND `_accept_grammar_tokens`: where a grammar ends inside an accepted run, SGLang drops the tokens past its
     end from the request, but they are in its state, and maybe in its snapshot: they may have crossed the boundary that
-    was tracked, and up to 0.5.21 they count when SGLang asks whether the kept ones did. So the step is not cached."""
+    was tracked, and up to 0.5.21 they count when SGLang asks whether the kept ones did. So the step is not cached,
+    unless the state can be brought back to what is kept."""
     retained = original(processor, req, tokens)
-    if not isinstance(tokens, int) and len(retained) < len(tokens):
+    rewinds = isinstance(processor.tree_cache.req_to_token_pool, RewindRequests)
+    if not isinstance(tokens, int) and len(retained) < len(tokens) and not rewinds:
         req.skip_radix_cache_insert = processor.tree_cache.supports_mamba() or req.skip_radix_cache_insert
     return retained
 

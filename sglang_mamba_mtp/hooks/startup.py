@@ -16,8 +16,10 @@ from .. import __version__, config, guards, modes
 from ..compat import startup, surfaces, version
 from ..errors import MtpError
 from ..metrics.facts import Facts, facts_of
-from ..state import sizing
+from ..names import GDN, REWIND, SGLANG
+from ..state import rewind, sizing
 from ..state.pools import MtpMambaPool
+from ..state.rewind import SLOTS_PER_REQUEST
 from . import registry
 
 logger = logging.getLogger(__name__)
@@ -34,12 +36,14 @@ class Serving:
         family_name: the kind of model, for people.
         backend: our linear-attention backend, or None where SGLang serves unchanged.
         family: key of ``backend``, or None.
+        rewinds: whether requests' states are rewound (`state.rewind`).
     """
 
     mode: modes.Mode
     family_name: str
     family: str | None = None
     backend: type | None = None
+    rewinds: bool = False
 
 
 def _decide(model: Any, server_args: Any) -> Serving:
@@ -52,7 +56,25 @@ def _decide(model: Any, server_args: Any) -> Serving:
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
-    return Serving(mode, name, family, mode.backends[family])
+    return Serving(mode, name, family, mode.backends[family], rewinds=_rewinds(mode, server_args))
+
+
+def _rewinds(mode: modes.Mode, server_args: Any) -> bool:
+    """Whether states are rewound.
+
+    Raises
+        MtpError: that was asked for, and something else stands against it.
+    """
+    options = config.current()
+    if not mode.rewinds or options.radix != REWIND:
+        return False
+    obstacle = rewind.why_not(server_args)
+    if obstacle is not None:
+        raise MtpError(
+            f"{options.spelled('radix')}: requests' states cannot be rewound with {obstacle}; change that, or take "
+            f"{config.OPTIONS['radix'].flag} {SGLANG}"
+        )
+    return True
 
 
 def decision(runner: Any) -> Serving:
@@ -106,6 +128,27 @@ def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> Non
     if steps_by_default:  # SGLang's own default for a tree of this topk
         decided["speculative_num_steps"] = max(1, args.speculative_num_draft_tokens // 2)
     startup.decide(server_args, "mamba_mtp.ngram_drafts_trees", **decided)
+
+
+def verify_with_ours(result: None, server_args: Any) -> None:
+    """AFTER `handle_linear_attn_backend`: where SGLang would verify with FlashInfer because it decodes with it, do not.
+
+    It decodes with it unasked on some GPUs. A verify of ours never calls FlashInfer's, which fills buffers that we do
+    not allocate; a backend that somebody named stays, to be declined.
+    """
+    derived = startup.derived_verify_backend(server_args)
+    if derived in (None, "triton") or not startup.resolved(server_args).speculative_algorithm:
+        return
+    model = startup.model_config(server_args)
+    if model is None or startup.linear_family(model)[0] != GDN:
+        return
+    startup.decide(server_args, "mamba_mtp.verify_with_ours", linear_attn_verify_backend="triton")
+    logger.warning(  # up to 0.5.18 nobody has set logging up yet, and less would be lost
+        "mamba-mtp: mode %s verifies with its own kernels, not with %s's, which follow the decode backend "
+        "(decode and prefill keep theirs)",
+        modes.current().name,
+        derived,
+    )
 
 
 # --------------------------------------------------------------------------------------------------- scheduler process
@@ -167,6 +210,7 @@ def announce(result: None, runner: Any) -> None:
         family=serving.family_name,
         parts=serving.mode.speculative_bytes(runner.req_to_token_pool.mamba_pool),
         slots_gained=None if sizing.last is None else sizing.last.slots - sizing.last.stock_slots,
+        radix=REWIND if serving.rewinds else startup.radix_strategy(runner.server_args),
     )
     setattr(runner, _FACTS, known)
     _log(known.line())
@@ -211,7 +255,19 @@ def size_mamba_pool(original: Callable[..., float], configurator: Any, total_res
     serving = _serving_of_pools(configurator)
     if serving is None or serving.family is None or serving.mode.size_pool is None:
         return original(configurator, total_rest_memory)
-    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family)
+    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family, serving.rewinds)
+
+
+def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
+    """AROUND `KVCacheConfigurator._calculate_mamba_ratio`: state slots for every running request, the same for the
+    target's configurator and for its draft worker's."""
+    stock = original(configurator)
+    if configurator.is_draft_worker:
+        rewinds = _rewinds(modes.current(), configurator.server_args)
+    else:
+        serving = _serving_of_pools(configurator)
+        rewinds = serving is not None and serving.rewinds
+    return min(stock, SLOTS_PER_REQUEST) if rewinds else stock
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
@@ -219,6 +275,10 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
     serving = _serving_of_pools(configurator)
     if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
+    if serving.rewinds:
+        startup.skip_decode_locks()
+        with startup.request_pool_built_as(rewind.RewindRequests):
+            return original(configurator, **kwargs)
     pool = startup.hybrid_request_pool()
     stock = pool.mamba_pool_cls
     pool.mamba_pool_cls = serving.mode.pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, observe, radix_cache, sleep, startup, step
+from . import flags, observe, radix_cache, rewind, sleep, startup, step
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -11,16 +11,24 @@ OURS = frozenset(name for name, mode in MODES.items() if not mode.stock)
 #: Modes with a mamba pool of their own.
 OWN_POOL = frozenset(name for name, mode in MODES.items() if mode.pool is not None)
 
+#: Modes in which requests' states can be rewound.
+REWINDS = frozenset(name for name, mode in MODES.items() if mode.rewinds)
+
 TABLE: tuple[Hook, ...] = (
     *flags.HOOKS,
     Hook("check_server_args", "AFTER", startup.refuse_early, OURS, "decline before anything is started"),
     Hook("handle_ngram", "AROUND", startup.ngram_drafts_trees, OURS, "NGRAM at breadth 1 still drafts trees"),
+    Hook("track_entry", "AFTER", rewind.track_where_there_is_a_slot, REWINDS, "a prefill without a snapshot slot"),
+    Hook("handle_linear_attn", "AFTER", startup.verify_with_ours, OWN_POOL, "FlashInfer's verify is not derived"),
     Hook("track_entry", "AFTER", step.collect_track_entry, OURS, "host copy of one request's tracking"),
     Hook("prepare_for_extend", "AROUND", step.collect_track_entries, OURS, "host copies for the whole batch"),
     Hook("attn_backend_wrapper", "AROUND", startup.build_attention_backend, OURS, "our linear-attention backend"),
     Hook("init_attention_backends", "AFTER", startup.announce, OURS, "proof before the first forward, log line"),
     Hook("build_request_pool", "AROUND", startup.build_request_pool, OWN_POOL, "the mode's mamba pool"),
     Hook("size_mamba_pool", "AROUND", startup.size_mamba_pool, OWN_POOL, "bytes saved become state slots"),
+    Hook("slots_per_request", "AROUND", startup.slots_per_request, REWINDS, "two state slots a request, not five"),
+    Hook("prepare_for_caching", "AROUND", rewind.offer_to_radix_cache, REWINDS, "its own slot at its exact length"),
+    Hook("cleanup_after_caching", "AROUND", rewind.after_the_offer, REWINDS, "and who owns that slot from then on"),
     Hook("prepare_for_caching", "BEFORE", radix_cache.before_donation, OWN_POOL, "a donated slot holds all its tokens"),
     Hook(
         "prepare_for_caching",

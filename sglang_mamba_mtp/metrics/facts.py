@@ -23,8 +23,9 @@ class Facts:
         slot_bytes: recurrent and convolution states of one slot.
         state_slots: slots that requests and the prefix cache share.
         slots_gained: how many of them SGLang's own verify would not have had; None where the number was given.
-        slots_per_request: how many SGLang reserves for a running request.
+        slots_per_request: how many are reserved for a running request.
         request_limit: the most requests that run at a time.
+        radix: how the radix cache gets its states, for people.
     """
 
     mode: str
@@ -37,6 +38,7 @@ class Facts:
     slots_gained: int | None
     slots_per_request: int
     request_limit: int
+    radix: str
 
     @property
     def speculative_bytes(self) -> int:
@@ -69,6 +71,7 @@ class Facts:
             "slots_per_request": self.slots_per_request,
             "request_limit": self.request_limit,
             "memory_limit": self.memory_limit,
+            "radix": self.radix,
         }
 
     def line(self) -> str:
@@ -78,12 +81,15 @@ class Facts:
         return (
             f"mamba-mtp {__version__}: mode {self.mode}, {self.family} model, speculative state "
             f"{_mib(self.speculative_bytes)}{f' ({detail})' if detail else ''} where SGLang's own verify takes "
-            f"{_mib(self.stock_bytes)}, {self.state_slots} state slots{gained}, up to {self.request_limit} requests, "
+            f"{_mib(self.stock_bytes)}, {self.state_slots} state slots{gained}, up to {self.request_limit} requests "
+            f"({self.slots_per_request} slots each), radix {self.radix}, "
             f"SGLang {version.sglang_version()} | mamba-mtp state: {json.dumps(self.report())}"
         )
 
 
-def facts_of(runner: Any, *, mode: str, family: str, parts: Mapping[str, int], slots_gained: int | None) -> Facts:
+def facts_of(
+    runner: Any, *, mode: str, family: str, parts: Mapping[str, int], slots_gained: int | None, radix: str
+) -> Facts:
     """The facts of a `ModelRunner` whose pools are built."""
     request_pool = runner.req_to_token_pool
     cache = request_pool.mamba_pool.mamba_cache
@@ -100,6 +106,7 @@ def facts_of(runner: Any, *, mode: str, family: str, parts: Mapping[str, int], s
         slots_gained=slots_gained,
         slots_per_request=startup.slots_per_request(runner),
         request_limit=int(runner.max_running_requests),
+        radix=radix,
     )
 
 

@@ -21,23 +21,19 @@ class Counts:
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(len(COUNTED), dtype=torch.int64, device=device)
 
-    def folds(self, pending: torch.Tensor, slots: torch.Tensor, threshold: int) -> None:
-        """A verify of ``slots`` [n] has folded where more than ``threshold`` of ``pending`` [S] were waiting."""
-        self._add(0, self._held(pending, slots), threshold)
+    def folds(self, folded: torch.Tensor) -> None:
+        """A verify has folded ``folded`` [n] tokens of its rows, 0 where none."""
+        self._add(0, folded)
 
     def settles(self, pending: torch.Tensor, slots: torch.Tensor) -> None:
-        """``slots`` [n] are being settled: counted are those that have anything pending."""
-        self._add(2, self._held(pending, slots), 0)
+        """``slots`` [n] are being settled: counted are those that have anything pending, by ``pending`` [S]."""
+        # slot 0 is padding and holds nothing
+        self._add(2, pending.index_select(0, slots.reshape(-1).clamp(min=0)))
 
     def moves(self, sources: torch.Tensor, slots: torch.Tensor) -> None:
         """``slots`` [n] are being settled by copying from ``sources`` [n]: counted are those that differ."""
         self.values[2] += ((slots > 0) & (sources != slots)).sum()
 
-    @staticmethod
-    def _held(pending: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return pending.index_select(0, slots.reshape(-1).clamp(min=0))  # slot 0 is padding and holds nothing
-
-    def _add(self, first: int, held: torch.Tensor, threshold: int) -> None:
-        over = held > threshold
-        self.values[first] += over.sum()
-        self.values[first + 1] += (held * over).sum()
+    def _add(self, first: int, folded: torch.Tensor) -> None:
+        self.values[first] += (folded > 0).sum()
+        self.values[first + 1] += folded.sum()

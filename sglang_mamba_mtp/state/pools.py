@@ -4,7 +4,8 @@ SGLang's ``MambaPool`` allocates, beside the slots, one recurrent state and one 
 of every running request. `MtpMambaPool` keeps the slots only, and owns two things more: the axis order of every slot
 and a `DraftStore`, which the linear-attention backend opens when it is built (only the backend knows the model). It
 keeps the rule that nobody ever reads a slot behind its request: whoever reads a slot settles it first, whoever
-overwrites a slot forgets what was known about it.
+overwrites a slot forgets what was known about it. And whoever touches a slot first catches up with what the scheduler
+has decided about slots (slot_queue.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..errors import MtpError
 from ..families.table import FAMILIES
 from .axis_order import VK, axis_orders_for
 from .draft_slots import DraftSlots
+from .slot_queue import SlotQueue
 from .store import DraftStore, padding_slots
 from .window import Window, WindowShape
 
@@ -45,6 +47,7 @@ class MtpMambaPool(MambaPool):
         request_rows: request rows, the padding row included.
         axis_orders: which slot is in which axis order.
         store: what the mode keeps of draft nodes; None until a backend opened it.
+        queue: what the scheduler has decided about slots and is still to be done.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class MtpMambaPool(MambaPool):
         with self._memory():
             self.axis_orders = axis_orders_for(self.mamba_cache.temporal, config.current().state_layout)
         self._ops = common.ops_for(self.mamba_cache.temporal.device)
+        self.queue = SlotQueue(self.mamba_cache.temporal.device)
+        self._forward_stream: Any = None
         self.store: DraftStore | None = None
         self._opened_as: object = None
 
@@ -113,6 +118,7 @@ class MtpMambaPool(MambaPool):
 
         In place. States need none: a slot is cleared, or copied into, before anybody reads it.
         """
+        self.queue.forget()
         self.axis_orders.renew()
         if self.store is not None:
             self.store.renew()
@@ -122,8 +128,37 @@ class MtpMambaPool(MambaPool):
         """Bytes held for speculation beside the slots."""
         return 0 if self.store is None else self.store.nbytes
 
+    def enter_forward(self) -> None:
+        """A forward begins, on the current stream, before it looks at any slot."""
+        if torch.device(self.device).type == "cuda":
+            self._forward_stream = torch.get_device_module(self.device).current_stream()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Do what is queued, behind the forward that was launched last and ahead of the next one."""
+        if not len(self.queue):
+            return
+        with self._in_order():
+            self._do_queued(*self.queue.take())
+
+    def _do_queued(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
+        raise MtpError(f"{type(self).__name__} cannot bring slots back to a length")
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
+        forward = self._forward_stream
+        stream = None if forward is None else torch.get_device_module(self.device).current_stream()
+        if stream is None or stream == forward:
+            yield
+            return
+        stream.wait_stream(forward)
+        yield
+        forward.wait_stream(stream)
+
     def settle(self, slots: torch.Tensor) -> None:
         """Bring the states of ``slots`` up to date, in the axis order they are in; entries <= 0 are skipped."""
+        self.catch_up()
         if self.store is not None:
             self.store.settle(slots)
 
@@ -134,11 +169,13 @@ class MtpMambaPool(MambaPool):
 
     def overwritten_by_sglang(self, slots: torch.Tensor) -> None:
         """SGLang has written, or is about to write, the whole states of ``slots``; entries <= 0 are skipped."""
+        self.catch_up()
         if self.store is not None:
             self.store.discard(slots)
         self.axis_orders.mark(slots, VK)
 
     def clear_slots(self, indices: torch.Tensor) -> None:
+        self.catch_up()
         super().clear_slots(indices)
         self.overwritten_by_sglang(indices)
 
@@ -164,13 +201,20 @@ class MtpMambaPool(MambaPool):
         return HostCopy(super().get_cpu_copy(indices), self.axis_orders.bits[indices].cpu())
 
     def load_cpu_copy(self, mamba_cache_cpu: HostCopy, indices: torch.Tensor) -> None:
+        self.catch_up()
         super().load_cpu_copy(mamba_cache_cpu.states, indices)
         self.overwritten_by_sglang(indices)
         self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
 
 
 class ReplayPool(MtpMambaPool):
-    """Replay mode's pool: windows beside the slots."""
+    """Replay mode's pool: windows beside the slots.
+
+    Attributes
+        rewinds: whether a slot can be brought back by the tokens of its newest step.
+    """
+
+    rewinds = False
 
     def _kind_of_store(self, family: str, model_runner: Any) -> WindowShape:
         return WindowShape.of(
@@ -180,6 +224,7 @@ class ReplayPool(MtpMambaPool):
             nodes=self.max_nodes,
             threshold=config.current().window,
             dtype=model_runner.dtype,
+            rewinds=self.rewinds,
         )
 
     def _make_store(self, family: str, model_runner: Any, max_batch: int) -> Window:
@@ -195,6 +240,27 @@ class ReplayPool(MtpMambaPool):
             rows=self.request_rows,
             max_batch=max_batch,
         )
+
+
+class RewindPool(ReplayPool):
+    """The same where requests give their own slots to the radix cache, at exact lengths (state/rewind.py)."""
+
+    rewinds = True
+    store: Window | None
+
+    def give_away(self, slot: torch.Tensor, length: int) -> None:
+        """The radix cache owns ``slot`` (0-dim) from now on, as the state after ``length`` tokens."""
+        self.queue.put(slot, length)
+
+    def _do_queued(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
+        if self.store is not None:
+            self.store.state_at(slots, slots, lengths)
+
+    def warm_up(self, lengths: Iterable[int], *, tracked: bool) -> None:
+        super().warm_up(lengths, tracked=tracked)
+        if self.store is not None:
+            for slots in padding_slots(self.device):
+                self.store.state_at(slots, slots, torch.zeros_like(slots, dtype=torch.int64))
 
 
 class DraftSlotPool(MtpMambaPool):

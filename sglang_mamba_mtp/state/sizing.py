@@ -58,7 +58,7 @@ last: Sizing | None = None
 
 
 def size_with_windows(
-    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str
+    original: Callable[[Any, float], float], configurator: Any, total_rest_memory: float, family: str, rewinds: bool
 ) -> float:
     """Run SGLang's `_handle_max_mamba_cache` (GiB in, GiB left for the KV cache out) with windows in place of
     states."""
@@ -70,9 +70,11 @@ def size_with_windows(
         nodes=startup.largest_draft(configurator.server_args),
         threshold=config.current().window,
         dtype=configurator.model_config.dtype,
+        rewinds=rewinds,
     )
     row, requests = shape.bytes_per_row(), startup.request_rows(configurator)
-    automatic, ratio = startup.state_slots_are_automatic(), configurator._calculate_mamba_ratio()
+    automatic = startup.state_slots_are_automatic()
+    ratio, stock_ratio = configurator._calculate_mamba_ratio(), startup.stock_slots_per_request(configurator)
     with _sized_without_speculation(configurator):
         rest = original(configurator, total_rest_memory)
     slots = stock_slots = startup.schedule().max_mamba_cache_size
@@ -81,7 +83,7 @@ def size_with_windows(
         share = startup.schedule().mamba_full_memory_ratio
         budget = total_rest_memory * GIB * share / (1 + share)
         drafts = state * shape.nodes
-        stock_slots = max(0, int((budget - state - drafts) // (state + drafts / ratio)))
+        stock_slots = max(0, int((budget - state - drafts) // (state + drafts / stock_ratio)))
         slots = slots_that_fit(budget, state=state, row=row, requests=requests, ratio=ratio)
         if slots < ratio:
             raise RuntimeError(
@@ -92,7 +94,7 @@ def size_with_windows(
             )
         startup.set_state_slots(slots)
     windows = row * (min(requests, slots // ratio) + 1)
-    stock_states = int(state * shape.nodes * (min(requests, stock_slots // ratio) + 1))
+    stock_states = int(state * shape.nodes * (min(requests, stock_slots // stock_ratio) + 1))
     global last
     last = Sizing(slots, windows, stock_slots, stock_states)
     logger.debug(last.message())

@@ -26,11 +26,13 @@ from .counts import Counts
 
 @dataclass(frozen=True)
 class VerifyBatch:
-    """The rows of one verify: ``slots`` and ``rows`` [batch] (any integer dtype), state slot and request row; a slot
-    <= 0 is padding. ``nodes`` is the draft length, ``chain`` whether SGLang gave no tree links."""
+    """The rows of one verify: ``slots``, ``rows`` and ``lengths`` [batch] (any integer dtype), state slot, request row
+    and how many tokens the request had committed before; a slot <= 0 is padding. ``nodes`` is the draft length,
+    ``chain`` whether SGLang gave no tree links."""
 
     slots: torch.Tensor
     rows: torch.Tensor
+    lengths: torch.Tensor
     nodes: int
     chain: bool
 
@@ -38,7 +40,8 @@ class VerifyBatch:
     def padding(cls, size: int, nodes: int, device: torch.device) -> VerifyBatch:
         """``size`` rows of nobody."""
         slots = torch.full((size,), -1, dtype=torch.int32, device=device)
-        return cls(slots, rows=torch.zeros(size, dtype=torch.int64, device=device), nodes=nodes, chain=True)
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
+        return cls(slots, rows=zeros, lengths=zeros, nodes=nodes, chain=True)
 
     @property
     def size(self) -> int:

@@ -8,15 +8,24 @@ more than ``threshold`` of them and folds them into the checkpoint, or until som
 Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C = threshold + 2 N positions)::
 
     pending[S]        int32   tokens of the slot's request that are not in the checkpoint yet
+    newest[S]         int32   how many of them came with the newest commit (where states are rewound, see below)
+    length[S]         int32   tokens in the checkpoint and pending, together (likewise)
     window_row[S]     int32   the request row whose window holds them
     order[R, C]       int32   a permutation of window positions: the first `pending` entries are the pending tokens,
                               oldest first; node i of the running verify is at order[row, pending + i]; the rest is free
     fields[name]      [L, R, C, ...] inputs of the family's recurrence (GDN: k, v, g, beta; Mamba2: x, B, dt)
-    conv_inputs       [L, R, N, dim] the running verify's convolution inputs
+    conv_inputs       [L, R, C, dim] inputs of the convolution
+
+The checkpoint is both states of a slot, the recurrence's and the convolution's: they lag together and fold together.
 
 A verify stores only at free positions, so no kernel overwrites what another program of it still reads, and accepted
 nodes of a tree become contiguous by permuting ``order``: no inputs are moved. Everything here is read and written on
 the forward stream alone, without host reads.
+
+Because the checkpoint lags, the state at any length from the checkpoint's to the newest can be made
+(`Window.state_at`): settling a slot, a snapshot and giving a slot to the radix cache are cases of it. With overlap
+scheduling SGLang learns of a request's end a step late, and the tokens of the newest step may still be taken back:
+where states are rewound a fold leaves those pending.
 """
 
 from __future__ import annotations
@@ -28,6 +37,7 @@ from typing import Any
 import torch
 from mamba_mtp_kernels.common import operands
 from mamba_mtp_kernels.common.operands import Folds, Rows, States
+from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
 from .axis_order import AxisOrders
@@ -40,7 +50,8 @@ class WindowShape:
 
     ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
     largest ``draft_token_num``; ``kind`` is the class in which the family's kernels take a window, its inputs named as
-    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs.
+    in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds`` says whether folds
+    leave the newest step pending.
     """
 
     layers: int
@@ -50,17 +61,27 @@ class WindowShape:
     fields: Mapping[str, TokenField]
     conv_dim: int
     conv_dtype: torch.dtype
+    rewinds: bool = False
 
     @classmethod
     def of(
-        cls, family: Family, cache_params: Any, *, layers: int, nodes: int, threshold: int, dtype: torch.dtype
+        cls,
+        family: Family,
+        cache_params: Any,
+        *,
+        layers: int,
+        nodes: int,
+        threshold: int,
+        dtype: torch.dtype,
+        rewinds: bool,
     ) -> WindowShape:
         """The window of a model: SGLang's ``Mamba2CacheParams``, ``layers`` linear-attention layers on this rank and
-        activations of ``dtype``."""
+        activations of ``dtype``. Where it rewinds, what a fold leaves pending must be within the threshold."""
         return cls(
             layers=layers,
             nodes=nodes,
-            threshold=threshold,
+            threshold=max(threshold, nodes) if rewinds else threshold,
+            rewinds=rewinds,
             kind=family.window,
             fields=family.fields(cache_params.shape, dtype),
             conv_dim=cache_params.shape.conv[0][0],
@@ -74,9 +95,9 @@ class WindowShape:
 
     def bytes_per_row(self) -> int:
         """Bytes one request row takes over all layers, bookkeeping included."""
-        tokens = self.capacity * sum(field.bytes() for field in self.fields.values())
-        conv = self.nodes * self.conv_dim * self.conv_dtype.itemsize
-        return self.layers * (tokens + conv) + 4 * self.capacity
+        conv = self.conv_dim * self.conv_dtype.itemsize
+        token = conv + sum(field.bytes() for field in self.fields.values())
+        return self.capacity * (self.layers * token + 4)
 
 
 class Window(DraftStore):
@@ -103,34 +124,41 @@ class Window(DraftStore):
         self.shape = shape
         self._fold = fold
         self._axis_orders = axis_orders
-        self.pending = torch.empty(states.shape[1], dtype=torch.int32, device=device)
-        self.window_row = torch.empty(states.shape[1], dtype=torch.int32, device=device)
+        per_slot = [torch.empty(states.shape[1], dtype=torch.int32, device=device) for _ in range(4)]
+        self.pending, self.window_row, self.newest, self.length = per_slot
         self.order = torch.empty((rows, shape.capacity), dtype=torch.int32, device=device)
         self.fields = {
             name: torch.empty((shape.layers, rows, shape.capacity, *field.shape), dtype=field.dtype, device=device)
             for name, field in shape.fields.items()
         }
         self.conv_inputs = torch.empty(
-            (shape.layers, rows, shape.nodes, shape.conv_dim), dtype=shape.conv_dtype, device=device
+            (shape.layers, rows, shape.capacity, shape.conv_dim), dtype=shape.conv_dtype, device=device
         )
-        self._window = shape.kind(self.pending, self.order, shape.threshold, **self.fields)
+        books = (self.pending, self.order, shape.threshold)
+        kept = {"newest": self.newest, "length": self.length} if shape.rewinds else {}
+        self._window = shape.kind(*books, **self.fields, **kept)
+        self._conv_window = ConvWindow(*books, inputs=self.conv_inputs, **kept)
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
+        self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
         #: order in which a verify starts its rows: any permutation gives the same results
         self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device) if fold_first else None
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self._out_of_reach = torch.zeros((), dtype=torch.int64, device=device)
         self.renew()
 
     def renew(self) -> None:
         super().renew()
-        for buffer in (self.pending, self.window_row, self.conv_inputs, self._track_count, *self.fields.values()):
+        inputs = (self.conv_inputs, *self.fields.values())
+        counters = (self._track_count, self._out_of_reach)
+        for buffer in (self.pending, self.window_row, self.newest, self.length, *counters, *inputs):
             buffer.zero_()
         for permutation in (self.order, *(() if self.schedule is None else (self.schedule,))):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:
-        return self.pending, self.window_row, self.order
+        return self.pending, self.window_row, self.newest, self.length, self.order
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +189,7 @@ class Window(DraftStore):
             bias=bias,
             activation=activation,
             rows=self.rows(batch),
-            conv_inputs=self.conv_inputs[index, :, : batch.nodes],
+            window=self._conv_layers[index],
         )
 
     def rows(self, batch: VerifyBatch) -> Rows:
@@ -180,8 +208,12 @@ class Window(DraftStore):
         steps_to_track: torch.Tensor | None,
     ) -> None:
         rows, counts = self.rows(batch), self._track_count[: batch.size]
+        if self.shape.rewinds:
+            # a request's end gives its state away at its exact length: nothing else is taken from it while it runs
+            steps_to_track = None
         if self.counts is not None:
-            self.counts.folds(self.pending, batch.slots, self.shape.threshold)
+            self.counts.folds(self._window.folding(batch.slots.clamp(min=0).to(torch.int64)))
+        self._conv.commit_conv(self.conv_states, self._conv_window, rows)
         self._common.commit_window(
             self._window,
             rows,
@@ -189,30 +221,48 @@ class Window(DraftStore):
             last_correct=last_correct,
             steps_to_track=steps_to_track,
             track_count=counts,
+            lengths=batch.lengths if self.shape.rewinds else None,
         )
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))
-            self._fold(self._states, self._window, Folds(batch.slots, destinations, batch.rows, counts))
+            self._fold_both(Folds(batch.slots, destinations, batch.rows, counts))
             self.discard(destinations)
             self._axis_orders.mark(destinations, self._axis_orders.write)
         # From its first commit on a request's slot has the axis order we write, and folds in place keep it.
         self._axis_orders.turn(batch.slots, self._axis_orders.write)
-        self._conv.commit_conv(
-            self.conv_states,
-            self.conv_inputs[:, :, : batch.nodes],
-            rows,
-            last_correct=last_correct,
-            steps_to_track=steps_to_track,
-            track_slots=track_slots,
-        )
+
+    def _fold_both(self, folds: Folds) -> None:
+        """Fold what is pending onto the recurrence's states and the convolution's."""
+        self._fold(self._states, self._window, folds)
+        self._conv.fold_conv(self.conv_states, self._conv_window, folds)
 
     def settle(self, slots: torch.Tensor) -> None:
         """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
         if self.counts is not None:
             self.counts.settles(self.pending, slots)
         live = slots.clamp(min=0).to(torch.int64)
-        self._fold(self._states, self._window, Folds(slots, slots, self.window_row[live], self.pending[live]))
+        self._fold_both(Folds(slots, slots, self.window_row[live], self.pending[live]))
         self.discard(slots)
+
+    def state_at(self, src: torch.Tensor, dst: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Bring ``dst`` [n] to the states of ``src`` [n] after exactly ``lengths`` [n] tokens (all any integer dtype).
+
+        From the length of a slot's checkpoint to the newest one can be made; entries <= 0 are skipped. Where a slot is
+        its own source the tokens past the length are forgotten; elsewhere the source stays as it is. A slot without
+        pending tokens is taken as it is: it is asked for at the length it has.
+        """
+        live = src.clamp(min=0).to(torch.int64)
+        pending = self.pending[live]
+        counts = torch.minimum(pending - (self.length[live] - lengths), pending)
+        self._out_of_reach += ((counts < 0) & (pending > 0) & (src > 0) & (dst > 0)).sum()
+        self._fold_both(Folds(src, dst, self.window_row[live], counts.clamp(min=0)))
+        self.discard(dst)
+        self._axis_orders.mark(torch.where(src == dst, torch.zeros_like(dst), dst), self._axis_orders.write)
+
+    @property
+    def out_of_reach(self) -> int:
+        """How often a length was asked for that a checkpoint was already past. Reads from the device."""
+        return int(self._out_of_reach)
 
     def discard(self, slots: torch.Tensor) -> None:
         # Slot 0 is nobody's and never has pending tokens, so padding may land there.

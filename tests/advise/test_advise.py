@@ -32,13 +32,13 @@ def told(output: str, mark: str) -> dict:
 
 @pytest.fixture(scope="module")
 def advice(forked):
-    """``advice(family)`` is what the command says, by way of serving; asked once a family."""
-    cache: dict[str, dict] = {}
+    """``advice(family)`` is what the command says, by way of serving; asked once a family and strategy."""
+    cache: dict[tuple[str, str], dict] = {}
 
-    def ask(family: str) -> dict:
-        if family not in cache:
+    def ask(family: str, strategy: str = "extra_buffer") -> dict:
+        if (family, strategy) not in cache:
             argv = ["--model-path", str(FAMILIES[family]), "--gpu-memory", str(MEMORY), "--dtype", "float32", "--json"]
-            argv += ["--mem-fraction-static", str(FRACTION), "--radix-strategy", "extra_buffer"]
+            argv += ["--mem-fraction-static", str(FRACTION), "--radix-strategy", strategy]
             argv += ["--max-running-requests", "64"]
 
             def body():
@@ -48,13 +48,13 @@ def advice(forked):
 
             result = forked(body, **{CONV_DTYPE: "float32"})
             assert result.code == 0, result.output
-            cache[family] = told(result.output, "advice: ")
-        return cache[family]
+            cache[family, strategy] = told(result.output, "advice: ")
+        return cache[family, strategy]
 
     return ask
 
 
-def serve(family: str, way: str) -> dict:
+def serve(family: str, way: str, radix: str = "extra_buffer") -> dict:
     """Slots, requests and tokens of a scheduler that finds `MEMORY` GiB, less its weights."""
     from sglang.srt.mem_cache import kv_cache_configurator as module
     from sglang.srt.plugins import load_plugins
@@ -75,7 +75,7 @@ def serve(family: str, way: str) -> dict:
         spec=None if way == "no speculation" else "NEXTN",
         steps=NODES - 1,
         draft_tokens=NODES,
-        radix="extra_buffer",
+        radix=radix,
         overlap=True,
         max_running_requests=64,
         extra={
@@ -106,6 +106,21 @@ def test_a_server_has_what_was_advised(forked, advice, family, way):
     (row,) = [row for row in advice(family)["rows"] if row["way"] == way]
     assert served == {name: row[name] for name in served}
     assert row["requests"] > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
+    result = forked(
+        lambda: print("served:", json.dumps(serve(family, "replay", radix="auto"))),
+        SGLANG_MAMBA_MTP_RADIX="rewind",
+        **{CONV_DTYPE: "float32"},
+    )
+    assert result.code == 0, result.output[-3000:]
+    (row,) = advice(family, "rewind")["rows"]
+    assert told(result.output, "served: ") == {name: row[name] for name in ("slots", "requests", "tokens")}
+    (tracked,) = [row for row in advice(family)["rows"] if row["way"] == "replay"]
+    assert row["requests"] > 1.8 * tracked["requests"]
+    assert advice(family, "rewind")["launch"].count("--mamba-mtp-radix rewind") == 1
 
 
 def test_what_the_ways_cost(advice):

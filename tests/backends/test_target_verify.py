@@ -46,6 +46,7 @@ def verify_batch(slots: list[int], rows: list[int], links: tuple = (None, None))
     return SimpleNamespace(
         slots=torch.tensor(slots, dtype=torch.int32),
         req_pool_indices=torch.tensor(rows),
+        seq_lens=torch.tensor(rows),
         links=links,
         forward_mode=ForwardMode.TARGET_VERIFY,
         spec_info=SimpleNamespace(draft_token_num=NODES),

@@ -1,4 +1,5 @@
-"""The modes against each other on a GPU: SGLang's own verify ("stock"), slots and replay, in one run.
+"""The modes against each other and their peers on a GPU, in one run: SGLang's own verify ("stock"), slots, replay,
+SGLang's `--enable-linear-replayssm-spec` ("replayssm") and FlashInfer's verify ("flashinfer") where they run.
 
     python tests/bench/bench_modes.py --json FILE               # the README's comparison, about two minutes on an H100
     python tests/bench/bench_modes.py --parts layouts moves     # only: VK against KV, copies and turns of whole slots
@@ -13,11 +14,13 @@ what verify adds to it. States are larger than the L2 cache together and rotated
 below the root with a sibling leaf at every level.
 
 "read" in the table: the time that reading every state once would take at the speed at which this GPU sums a large
-tensor, over the time taken.
+tensor, over the time taken. "/ decode": over the time of SGLang's plain decode of one token a row, its convolution
+included. Below the table, for each batch: plain decode, and what reading the states of a layer takes, and reading and
+writing them in place, by a kernel that does nothing else.
 
-Every configuration is compared with float64 first (errors at most twice SGLang's own; slots: SGLang's bits) over
-several steps with folds and tracked states; nothing but the failure is printed on red. Needs SGLang's kernels, 0.5.17's
-or 0.5.23's, on PYTHONPATH (stock.py says which).
+Every configuration is compared with float64 first (errors at most twice SGLang's own; slots: SGLang's bits; peers: what
+shows that they are called rightly) over several steps with folds and tracked states; nothing but the failure is printed
+on red. Needs SGLang's kernels, 0.5.17's or 0.5.23's, on PYTHONPATH (stock.py says which).
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ import_kernels()
 
 from mamba_mtp_kernels.common import ops_for  # noqa: E402
 from mamba_mtp_kernels.common.axis_order import KV, VK  # noqa: E402
+from peers import PEERS, Decode, floors  # noqa: E402
 from step import Drafts, Exact, Ours, Step, Stock, fill, make_layer  # noqa: E402
 from stock import StockCommit  # noqa: E402
 
@@ -48,7 +52,7 @@ from sglang_mamba_mtp.config import MtpConfig  # noqa: E402
 
 LAYERS = 8
 SHAPES = {"gdn": GdnShape(), "mamba2": Mamba2Shape()}
-PARTS = ("table", "layouts", "moves")
+PARTS = ("table", "floors", "layouts", "moves")
 WINDOW = MtpConfig().window
 CEILING_BYTES = 2**30
 DEVICE = torch.device("cuda")
@@ -60,6 +64,9 @@ SAME_BITS = ("slots",)
 
 STATE_ERROR = 2e-6
 """A float32 state's error that is no error, whatever SGLang's is."""
+
+PEER_ERROR = 2e-2
+"""Of a peer, whose errors are its own: a call gone wrong has far larger ones."""
 
 
 class Variant(NamedTuple):
@@ -83,10 +90,20 @@ IN_TABLE = (Variant("slots", "vk"), Variant("replay", "vk"))
 IN_LAYOUTS = (*IN_TABLE, Variant("slots", "kv"), Variant("replay", "kv"))
 
 
-def open_step(variant: Variant | None, drafts: Drafts, *, layers: int, hollow: bool = False) -> Step:
-    """Stock's step for None."""
-    if variant is None:
+Way = Variant | str | None
+"""How a step is done: a variant of ours, a peer's name, or None for SGLang's own."""
+
+
+def name_of(way: Way) -> str:
+    return "stock" if way is None else way if isinstance(way, str) else way.name
+
+
+def open_step(way: Way, drafts: Drafts, *, layers: int, hollow: bool = False) -> Step:
+    if way is None:
         return Stock(drafts, layers=layers, hollow=hollow)
+    if isinstance(way, str):
+        return PEERS[way](drafts, layers=layers, hollow=hollow)
+    variant = way
     return Ours(drafts, variant.mode, layers=layers, window=WINDOW, state_layout=variant.layout, hollow=hollow)
 
 
@@ -110,8 +127,15 @@ class Errors:
         return (error / norm) ** 0.5
 
 
-def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]]:
-    """Run stock and the variants over the same drafts, several steps; errors by step and what. Exits on red."""
+def peers_of(case: Case) -> tuple[list[str], dict[str, str]]:
+    """(peers that run here, why the others do not)."""
+    drafts = Drafts(make_layer(SHAPES[case.family], DEVICE), batch=1, nodes=case.nodes, kind=case.kind, sets=1)
+    missing = {name: reason for name, peer in PEERS.items() if (reason := peer.why_not(drafts))}
+    return [name for name in PEERS if name not in missing], missing
+
+
+def check(case: Case, ways: Sequence[Variant | str]) -> dict[str, dict[str, float]]:
+    """Run stock and the ways over the same drafts, several steps; errors by step and what. Exits on red."""
     drafts = Drafts(
         make_layer(SHAPES[case.family], DEVICE),
         batch=CHECK_BATCH,
@@ -123,7 +147,7 @@ def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]
     )
     parents = torch.tensor(drafts.parents, device=DEVICE)
     steps = {"stock": open_step(None, drafts, layers=CHECK_LAYERS)}
-    steps |= {variant.name: open_step(variant, drafts, layers=CHECK_LAYERS) for variant in variants}
+    steps |= {name_of(way): open_step(way, drafts, layers=CHECK_LAYERS) for way in ways}
     stock = steps["stock"]
     states, conv_states = (torch.randn_like(pool, dtype=torch.float32) for pool in (stock.states, stock.conv_states))
     conv_states = conv_states.to(stock.conv_states.dtype)
@@ -131,7 +155,7 @@ def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]
     for step in steps.values():
         fill(step, states, conv_states)
 
-    same_bits = [variant.name for variant in variants if variant.mode in SAME_BITS]
+    same_bits = [way.name for way in ways if isinstance(way, Variant) and way.mode in SAME_BITS]
     errors = {name: Errors() for name in steps}
     differing: list[str] = []
     rows = torch.arange(CHECK_BATCH, dtype=torch.int32, device=DEVICE)
@@ -169,11 +193,17 @@ def check(case: Case, variants: Sequence[Variant]) -> dict[str, dict[str, float]
         if name in same_bits and not torch.equal(step.states[:, slots], stock.states[:, slots]):
             differing.append(f"{name} states at the end")
     found = {name: {what: e.ratio(what) for what in ("conv", "verify", "state")} for name, e in errors.items()}
+
+    def limit(name: str, what: str) -> float:
+        if name in PEERS:
+            return PEER_ERROR
+        return max(ERROR_FACTOR * found["stock"][what], STATE_ERROR * (what == "state"))
+
     high = {
         f"{name} {what}": error
         for name, of_step in found.items()
         for what, error in of_step.items()
-        if name != "stock" and not error <= max(ERROR_FACTOR * found["stock"][what], STATE_ERROR * (what == "state"))
+        if name != "stock" and not error <= limit(name, what)
     }
     if differing or high:
         sys.exit(f"RED {case}: too far from float64: {high}; not SGLang's bits: {differing}; errors {found}")
@@ -197,8 +227,8 @@ def whole_step(step: Step, which: int, last: torch.Tensor, track: torch.Tensor) 
 
 
 def stagger(step: Step, drafts: Drafts) -> None:
-    """Spread the rows evenly over the phases of a window's cycle: row r commits r mod len(cycle) times."""
-    cycle = len(window_cycle(drafts.nodes // 2 + 1, WINDOW))
+    """Spread the rows evenly over the phases of a window's cycle: row r commits r mod its length times."""
+    cycle = getattr(step, "phases", len(window_cycle(drafts.nodes // 2 + 1, WINDOW)))
     for number, which in itertools.product(range(cycle), range(drafts.sets)):
         phase = (which * drafts.batch + torch.arange(drafts.batch, device=DEVICE)) % cycle
         whole_step(step, which, torch.where(phase > number, drafts.last, -1), drafts.tracked(0))
@@ -207,7 +237,7 @@ def stagger(step: Step, drafts: Drafts) -> None:
 def time_step(step: Step, drafts: Drafts, budget_ms: float) -> dict[str, Any]:
     """us per layer: quantiles of the whole step, medians of its parts."""
     fill(step, torch.randn_like(step.states[:, : drafts.first_draft_slot]), step.conv_states[:, :1])
-    if isinstance(step, Ours):
+    if not isinstance(step, Stock):
         stagger(step, drafts)
 
     def per_layer(result: dict[str, float]) -> dict[str, float]:
@@ -239,7 +269,30 @@ def read_ceiling(budget_ms: float) -> float:
     return tensor.nbytes / time_launches([tensor.sum] * 2, budget_ms=budget_ms)["us"] / 1e3
 
 
-def time_case(case: Case, batch: int, variants: Sequence[Variant | None], budget_ms: float) -> Iterator[dict[str, Any]]:
+def time_floors(family: str, batch: int, budget_ms: float) -> dict[str, Any]:
+    """us per layer, quantiles: SGLang's plain decode, and what moves the states of a batch and does nothing else."""
+    shape = SHAPES[family]
+    sets = sets_for(batch * LAYERS * shape.state_bytes, at_least=1)
+    drafts = Drafts(make_layer(shape, DEVICE), batch=batch, nodes=1, kind="chain", sets=sets)
+    step = Decode(drafts, layers=LAYERS)
+    fill(step, torch.randn_like(step.states), step.conv_states[:, :1])
+
+    def timed(launch: Callable[[int], None]) -> dict[str, float]:
+        result = time_launches([partial(launch, which) for which in range(sets)], budget_ms=budget_ms)
+        return {name: value / LAYERS if name.startswith("us") else value for name, value in result.items()}
+
+    whole = timed(partial(all_layers, step, verify=True))
+    conv = timed(partial(all_layers, step, verify=False))["us"]
+    result: dict[str, Any] = {"family": family, "batch": batch, "sets": sets}
+    result["decode"] = {**whole, "parts": {"conv": conv, "decode": whole["us"] - conv}}
+    states = step.states[:, : sets * batch].flatten(2).clone().view(LAYERS, sets, -1)
+    moves = [floors(states[index, which]) for which in range(sets) for index in range(LAYERS)]
+    for name in ("read", "copy"):
+        result[name] = time_launches([move[name] for move in moves], budget_ms=budget_ms)
+    return result
+
+
+def time_case(case: Case, batch: int, ways: Sequence[Way], budget_ms: float) -> Iterator[dict[str, Any]]:
     shape = SHAPES[case.family]
     sets = sets_for(batch * LAYERS * shape.state_bytes, at_least=1)
     drafts = Drafts(
@@ -250,11 +303,10 @@ def time_case(case: Case, batch: int, variants: Sequence[Variant | None], budget
         sets=sets,
         step_dtype=StockCommit().step_dtype,
     )
-    for variant in variants:
-        step = open_step(variant, drafts, layers=LAYERS)
+    for way in ways:
+        step = open_step(way, drafts, layers=LAYERS)
         result = time_step(step, drafts, budget_ms)
-        name = "stock" if variant is None else variant.name
-        yield {**case._asdict(), "batch": batch, "sets": sets, "step": name, **result}
+        yield {**case._asdict(), "batch": batch, "sets": sets, "step": name_of(way), **result}
         del step
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
@@ -285,29 +337,29 @@ def time_moves(family: str, slots: int, budget_ms: float) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- compile
 
 
-def compile_kernels(task: tuple[Case, Variant | None, Sequence[int]]) -> None:
+def compile_kernels(task: tuple[Case, Way, Sequence[int]]) -> None:
     """Worker: fill Triton's disk cache with what one step at some batch sizes needs."""
-    case, variant, batches = task
+    case, way, batches = task
     for batch in batches:
         with contextlib.suppress(Exception):  # shows again in the checks
-            run_hollow(case, variant, batch)
+            run_hollow(case, way, batch)
             torch.cuda.synchronize()
 
 
-def run_hollow(case: Case, variant: Variant | None, batch: int) -> None:
+def run_hollow(case: Case, way: Way, batch: int) -> None:
     """Launch what a step launches, over next to no memory."""
     layer = make_layer(SHAPES[case.family], DEVICE)
     step_dtype = StockCommit().step_dtype
     drafts = Drafts(layer, batch=batch, nodes=case.nodes, kind=case.kind, sets=1, step_dtype=step_dtype)
-    step = open_step(variant, drafts, layers=LAYERS, hollow=True)
+    step = open_step(way, drafts, layers=LAYERS, hollow=True)
     step.prepare(0)
     step.score(0, 0, step.convolve(0, 0))
     step.commit(0, drafts.last, drafts.tracked(1))
     step.settle(0)
 
 
-def compile_ahead(plan: dict[Case, tuple[Variant, ...]], batches: Sequence[int], workers: int) -> None:
-    tasks = [(case, variant, sorted(batches)) for case, variants in plan.items() for variant in (None, *variants)]
+def compile_ahead(plan: dict[Case, tuple[Variant | str, ...]], batches: Sequence[int], workers: int) -> None:
+    tasks = [(case, way, sorted(batches)) for case, ways in plan.items() for way in (None, *ways)]
     with multiprocessing.get_context("spawn").Pool(min(workers, len(tasks))) as pool:
         pool.map(compile_kernels, tasks, chunksize=1)
 
@@ -320,20 +372,39 @@ def summary(entry: dict[str, Any]) -> str:
     return f"{entry['us']:7.1f} ({parts['conv']:.1f}+{parts['verify']:.1f}+{parts['commit']:.1f})"
 
 
-def print_table(entries: Sequence[dict[str, Any]], names: Sequence[str], ceiling: float) -> None:
+def print_table(
+    entries: Sequence[dict[str, Any]], names: Sequence[str], ceiling: float, decode: dict[tuple[str, int], float]
+) -> None:
     """A line for each configuration; ratios are stock's time over each other step's, or where stock is missing VK's;
-    read is the share of the read ceiling (GB/s) that each step has."""
+    read is the share of the read ceiling (GB/s) that each step has. decode: us of plain decode by family and batch."""
     configurations = dict.fromkeys((e["family"], e["nodes"], e["kind"], e["batch"]) for e in entries)
     steps = " | ".join(f"{name} (conv+verify+commit)" for name in names)
-    print(f"family N kind batch | {steps} | {names[0]} / each | read")
+    print(f"family N kind batch | {steps} | {names[0]} / each | read | / decode")
     for key in configurations:
-        found = {e["step"]: e for e in entries if (e["family"], e["nodes"], e["kind"], e["batch"]) == key}
-        ratios = " ".join(f"{found[names[0]]['us'] / found[name]['us']:.2f}" for name in names[1:])
         family, nodes, kind, batch = key
+        found = {e["step"]: e for e in entries if (e["family"], e["nodes"], e["kind"], e["batch"]) == key}
+        us = {name: entry["us"] for name, entry in found.items()}
+        ratios = line_of({name: us[names[0]] / us[name] for name in us}, names[1:])
         at_least = batch * SHAPES[family].state_bytes / ceiling / 1e3
-        read = " ".join(f"{at_least / found[name]['us']:.2f}" for name in names)
-        steps = " | ".join(summary(found[name]) for name in names)
-        print(f"{family:6s} {nodes} {kind} {batch:3d} | {steps} | {ratios} | {read}")
+        read = line_of({name: at_least / us[name] for name in us}, names)
+        plain = decode.get((family, batch))
+        times = line_of({name: us[name] / plain for name in us} if plain else {}, names)
+        steps = " | ".join(summary(found[name]) if name in found else "-" for name in names)
+        print(f"{family:6s} {nodes} {kind} {batch:3d} | {steps} | {ratios} | {read} | {times}")
+
+
+def line_of(figures: dict[str, float], names: Sequence[str]) -> str:
+    return " ".join(f"{figures[name]:.2f}" if name in figures else "-" for name in names)
+
+
+def print_floors(entries: Sequence[dict[str, Any]], ceiling: float) -> None:
+    print("family batch | plain decode (conv+decode) | read, share of the ceiling | copy in place")
+    for entry in entries:
+        decode, read, copy = (entry[name]["us"] for name in ("decode", "read", "copy"))
+        parts = entry["decode"]["parts"]
+        share = entry["batch"] * SHAPES[entry["family"]].state_bytes / ceiling / 1e3 / read
+        line = f"{decode:7.1f} ({parts['conv']:.1f}+{parts['decode']:.1f}) | {read:.1f} {share:.2f} | {copy:.1f}"
+        print(f"{entry['family']:6s} {entry['batch']:3d} | {line}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -357,11 +428,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     cases = [Case(*key) for key in itertools.product(options.families, options.nodes, options.kinds)]
     chains = [Case(family, nodes, "chain") for family in options.families for nodes in options.nodes]
-    plan: dict[Case, tuple[Variant, ...]] = {}
+    plan: dict[Case, tuple[Variant | str, ...]] = {}
+    peers, missing = {}, {}
     if "table" in options.parts:
-        plan |= dict.fromkeys(cases, IN_TABLE)
+        for case in cases:
+            peers[case], missing[case] = peers_of(case)
+            plan[case] = (*IN_TABLE, *peers[case])
     if "layouts" in options.parts:
-        plan |= dict.fromkeys(chains, IN_LAYOUTS)
+        plan |= {case: tuple(dict.fromkeys((*plan.get(case, ()), *IN_LAYOUTS))) for case in chains}
     if options.workers and plan:
         compile_ahead(plan, {*options.batches, *options.layout_batches}, min(options.workers, os.cpu_count() or 1))
     seconds = {"compile": time.perf_counter() - started}
@@ -369,21 +443,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     record: dict[str, Any] = {"environment": environment(), "options": vars(options)}
     record |= {"layers": LAYERS, "window": WINDOW, "shapes": {name: vars(shape) for name, shape in SHAPES.items()}}
     record |= {"track_interval": TRACK_INTERVAL, "read_ceiling_GB/s": read_ceiling(options.budget_ms)}
-    record["errors"] = [{**case._asdict(), "steps": check(case, variants)} for case, variants in plan.items()]
+    record["missing"] = [{**case._asdict(), "why": why} for case, why in missing.items()]
+    record["errors"] = [{**case._asdict(), "steps": check(case, ways)} for case, ways in plan.items()]
     seconds["check"] = time.perf_counter() - started - seconds["compile"]
 
-    def results(cases: Sequence[Case], batches: Sequence[int], variants: Sequence[Variant | None]) -> list[Any]:
+    def results(ways: dict[Case, tuple[Way, ...]], batches: Sequence[int]) -> list[Any]:
         return [
             entry
-            for case in cases
+            for case in ways
             for batch in batches
-            for entry in time_case(case, batch, variants, options.budget_ms)
+            for entry in time_case(case, batch, ways[case], options.budget_ms)
         ]
 
     if "table" in options.parts:
-        record["table"] = results(cases, options.batches, (None, *IN_TABLE))
+        record["table"] = results({case: (None, *IN_TABLE, *peers[case]) for case in cases}, options.batches)
+    if "floors" in options.parts:
+        pairs = itertools.product(options.families, options.batches)
+        record["floors"] = [time_floors(family, batch, options.budget_ms) for family, batch in pairs]
     if "layouts" in options.parts:
-        record["layouts"] = results(chains, options.layout_batches, IN_LAYOUTS)
+        record["layouts"] = results(dict.fromkeys(chains, IN_LAYOUTS), options.layout_batches)
     if "moves" in options.parts:
         record["moves"] = [time_moves(family, options.slots, options.budget_ms) for family in options.families]
     seconds["time"] = time.perf_counter() - started - sum(seconds.values())
@@ -394,10 +472,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = record["environment"]
     print(f"SGLang {found.get('sglang')}, commit {found.get('commit')}, {found.get('gpu')}, reads {ceiling:.0f} GB/s")
     print(f"us per layer of a step of {LAYERS} layers, fp32 state, window {WINDOW}; {seconds}")
+    decode = {(entry["family"], entry["batch"]): entry["decode"]["us"] for entry in record.get("floors", ())}
     if "table" in record:
-        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE)], ceiling)
+        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE), *PEERS], ceiling, decode)
+    for reasons in dict.fromkeys(f"{name}: {why}" for entry in record["missing"] for name, why in entry["why"].items()):
+        print(reasons)
+    if "floors" in record:
+        print_floors(record["floors"], ceiling)
     for mode in ("slots", "replay") if "layouts" in record else ():
-        print_table(record["layouts"], [mode, f"{mode}-kv"], ceiling)
+        print_table(record["layouts"], [mode, f"{mode}-kv"], ceiling, decode)
     for entry in record.get("moves", ()):
         words = [f"{name} {entry[name]['us']:.0f} us {entry[name]['GB/s']:.0f} GB/s" for name in ("turn", "move")]
         words += [f"{name} {entry[name]['us']:.1f} us" for name in ("turn idle", "move idle")]

@@ -82,19 +82,25 @@ WINDOW_POINTERS = {
 
 
 def verify_reports(
-    nodes: int, window: int, state: str, config: verify_module.VerifyConfig, either: bool = False
+    nodes: int,
+    window: int,
+    state: str,
+    config: verify_module.VerifyConfig,
+    either: bool = False,
+    keeps_newest: bool = True,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Of prepare_kernel and of the verify kernel."""
+    """Of prepare_kernel and of the verify kernel. keeps_newest: a fold leaves the newest tokens pending."""
     pointers = {
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
         "states": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
         "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
-        "fold_factors": "*fp32",
-        "axis_order": "*u8",
+        "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
         config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, state=DTYPES[state], either=either
     )
+    if not keeps_newest:
+        prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
     return (
         compiled(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
         compiled(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
@@ -144,13 +150,14 @@ def main() -> int:
 
     for state, either in itertools.product(args.state, (False, True)):
         where = f"state={state} {'either order' if either else 'VK'}"
-        for nodes, window in itertools.product(args.nodes, args.window):
+        for nodes, window, keeps_newest in itertools.product(args.nodes, args.window, (False, True)):
             config = verify_module.default_config(
                 nodes=nodes, values=V, exact=False, fold_threshold=window, heads=args.batch * HV, overlap=True
             )
             config = replace(config, **changes)
-            prepare, verify = verify_reports(nodes, window, state, config, either)
-            show_all(f"N={nodes} W={window} {where} {changes}", {"prepare": prepare, "verify": verify})
+            prepare, verify = verify_reports(nodes, window, state, config, either, keeps_newest)
+            kept = " newest stay" if keeps_newest else ""
+            show_all(f"N={nodes} W={window} {where}{kept} {changes}", {"prepare": prepare, "verify": verify})
         show_all(where, {"fold": fold_report(state, either)})
         for batch, tree in itertools.product((64, 65), (False, True)):
             name = f"{'tree' if tree else 'chain'} batch={batch} {where}"

@@ -65,6 +65,11 @@ class Layer(Protocol):
     def stock_score(self, stock: Any, y: torch.Tensor, *rest: torch.Tensor, **where: Any) -> torch.Tensor:
         """Run SGLang's verify as its backend does."""
 
+    def stock_decode(
+        self, stock: Any, y: torch.Tensor, *rest: torch.Tensor, states: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Run SGLang's plain decode of one token a row, [B, heads, head dim] from convolved y [B, conv dim]."""
+
 
 class GdnLayer:
     family = GDN
@@ -114,6 +119,14 @@ class GdnLayer:
         else:
             q, k, v = self.score(lambda q, k, v, *_, **__: (q[None], k[None], v[None]), y, a, b)
         return stock.verify(q, k, v, a, b, A_log=self.A_log, dt_bias=self.dt_bias, **where)
+
+    def stock_decode(
+        self, stock: StockGdn, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **where: torch.Tensor
+    ) -> torch.Tensor:
+        out = y.new_empty(y.shape[0], 1, self.shape.HV, self.shape.V)
+        weights = {"A_log": self.A_log, "dt_bias": self.dt_bias, "scale": self.shape.K**-0.5}
+        stock.decode(y, a, b, **weights, out=out, **where)
+        return out[:, 0]
 
 
 class Mamba2Layer:
@@ -172,6 +185,14 @@ class Mamba2Layer:
         stock.verify(x, dt, B, C, A=self.A, D=self.D, dt_bias=self.dt_bias, out=nodes_out, **where)
         return out
 
+    def stock_decode(
+        self, stock: StockMamba2, y: torch.Tensor, dt: torch.Tensor, **where: torch.Tensor
+    ) -> torch.Tensor:
+        x, B, C = self._parts(y)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        stock.decode(x, dt, B, C, A=self.A, D=self.D, dt_bias=self.dt_bias, out=out, **where)
+        return out
+
 
 def make_layer(shape: GdnShape | Mamba2Shape, device: torch.device) -> Layer:
     return GdnLayer(shape, device) if isinstance(shape, GdnShape) else Mamba2Layer(shape, device)
@@ -189,7 +210,7 @@ class Drafts:
         track_slots: [sets, batch] int32, behind them: where a row's tracked state goes.
         parents: of every node of a row; links: SGLang's, None for chains.
         accepted: nodes from the root to the one whose acceptance makes nodes/2 + 1 tokens.
-        last: [batch], that node.
+        last: [batch], that node; accept_lens: [batch] int32, nodes/2 + 1.
     """
 
     def __init__(
@@ -217,6 +238,7 @@ class Drafts:
         self.first_draft_slot = 2 * rows + 1
         self.accepted = self.path(nodes // 2 if self.chain else nodes - 1)
         self.last = torch.full((batch,), self.accepted[-1], dtype=step_dtype, device=device)
+        self.accept_lens = torch.full((batch,), len(self.accepted), dtype=torch.int32, device=device)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`, both included."""
@@ -273,7 +295,7 @@ class Stock:
         self.drafts, self.layer = drafts, layer
         self.conv, self.kernels, self.scatter = StockConv(), layer.stock(), StockCommit()
         layers = 1 if hollow else layers
-        self.states, self.conv_states = _pools(layer, layers, drafts.first_draft_slot)
+        self.states, self.conv_states = open_pools(layer, layers, drafts.first_draft_slot)
         self.buffer = torch.empty(layers, batch, nodes, *shape.temporal, dtype=self.states.dtype, device=layer.device)
         self.windows = self.conv.windows(layers, batch, nodes, self.conv_states, chain=drafts.chain)
         self.indices = torch.arange(batch, dtype=torch.int32, device=layer.device)
@@ -336,7 +358,7 @@ class Ours:
         layer, rows = drafts.layer, drafts.sets * drafts.batch
         self.drafts, self.layer = drafts, layer
         slots = drafts.first_draft_slot + (rows * drafts.nodes if mode == "slots" else 0)
-        self.states, self.conv_states = _pools(layer, layers, slots, hollow)
+        self.states, self.conv_states = open_pools(layer, layers, slots, hollow)
         self.axis_orders = axis_orders_for(self.states, state_layout)
         family = FAMILIES[layer.family]
         pools = {"states": self.states, "conv_states": self.conv_states, "axis_orders": self.axis_orders}
@@ -362,6 +384,7 @@ class Ours:
                 nodes=drafts.nodes,
                 threshold=window,
                 dtype=ACTIVATIONS,
+                rewinds=False,
             )
             self.store = Window(
                 window_shape,
@@ -374,7 +397,9 @@ class Ours:
 
     def _batch(self, which: int) -> VerifyBatch:
         drafts = self.drafts
-        return VerifyBatch(drafts.slots[which], drafts.rows[which], drafts.nodes, drafts.chain)
+        slots, rows = drafts.slots[which], drafts.rows[which]
+        # nothing asks for the lengths of requests whose states are not rewound
+        return VerifyBatch(slots, rows, lengths=rows, nodes=drafts.nodes, chain=drafts.chain)
 
     def prepare(self, which: int) -> None:
         self.store.prepare(self._batch(which), *self.drafts.links)
@@ -433,7 +458,7 @@ class Exact:
             pool[:, track_slots[track >= 0]] = pool[:, tracked[track >= 0]]
 
 
-def _pools(layer: Layer, layers: int, slots: int, hollow: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def open_pools(layer: Layer, layers: int, slots: int, hollow: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """temporal [layers, slots, ...] and conv [layers, slots, dim, K-1], zeros."""
     shape = layer.shape
     sizes = ((*shape.temporal,), DTYPES[shape.state]), ((shape.conv_dim, CONV_WIDTH - 1), ACTIVATIONS)

@@ -79,7 +79,7 @@ class StockCommit:
 
 
 class StockConv:
-    """Convolution of all nodes with a window per node, and the scatter of the accepted windows."""
+    """Convolution of all nodes with a window per node, and the scatter of the accepted windows; plain decode's."""
 
     def __init__(self) -> None:
         from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
@@ -128,6 +128,18 @@ class StockConv:
             retrieve_parent_token=parents,
         )
         return y.transpose(1, 2).reshape(x.shape)
+
+    def decode(
+        self,
+        x: torch.Tensor,
+        *,
+        conv_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """x [B, dim], a token a row, to y of that shape; conv_states[slots] move on."""
+        return self.update(x, conv_states, weight, bias, "silu", conv_state_indices=slots)
 
 
 class StockGdn:

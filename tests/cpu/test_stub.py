@@ -80,7 +80,7 @@ def test_defaults_fill_only_what_is_unset(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("attention_backend", "flashinfer"), ("device", "cuda"), ("tp_size", 2), ("kv_cache_dtype", "fp8_e4m3")],
+    [("attention_backend", "flashinfer"), ("device", "cuda"), ("pp_size", 2), ("kv_cache_dtype", "fp8_e4m3")],
 )
 def test_impossible_arguments_are_named(name: str, value: object):
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} {value} cannot work"):

@@ -11,7 +11,10 @@ import pytest
 from sglang_mamba_mtp import config, guards
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [*ROOT.glob("docs/*.md")])
+PAGES = sorted(
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "kernels/README.md")]
+    + [*ROOT.glob("docs/*.md")]
+)
 RESULTS = ROOT / "tests" / "bench" / "results"
 
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
@@ -22,6 +25,20 @@ RECORD = re.compile(r"\d{4}-\d\d-\d\d-h\d+[\w.-]*\.(?:json|txt)")
 
 def page_id(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+def families() -> list[str]:
+    return sorted(path.name for path in (ROOT / "kernels").iterdir() if (path / "__init__.py").is_file())
+
+
+def test_the_page_of_costs_has_every_kernel():
+    """A section a folder, and in it every file that launches something."""
+    page = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## `kernels/(\w+)`\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    assert sorted(sections) == families()
+    launchers = [path for path in ROOT.glob("kernels/*/*.py") if "_kernel[" in path.read_text(encoding="utf-8")]
+    assert len(launchers) > 10
+    assert [path for path in launchers if f"`{path.name}`" not in sections[path.parent.name]] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

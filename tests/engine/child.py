@@ -5,31 +5,32 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import cuda_ops, launches, sabotage, sleep
+from . import cuda_ops, launches, ranks, sabotage, sleep
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
 from .spec import EngineSpec, Result
 
 
-def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str) -> None:
-    """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``."""
+def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0) -> None:
+    """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
+
+    The processes of an engine's ranks meet in a file beside ``out_path``.
+    """
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    own_streams(log_path)
+    tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
-        payload: Any = run_here(spec, scenarios)
+        ranks.meet_beside(out_path)
+        payload: Any = run_here(spec, scenarios, rank)
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -41,7 +42,17 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     os._exit(0)  # SGLang leaves daemon threads and sockets behind
 
 
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
+def own_streams(log_path: str) -> None:
+    """Send what this process prints to the end of a file."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # pytest's capture leaves objects here that write somewhere else than to descriptors 1 and 2
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> Result:
     """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
@@ -53,23 +64,26 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     load_plugins()
     if spec.device != "cpu":
         cuda_ops.install()
-    sabotage.apply(spec.sabotage)
+    if spec.sabotaged_rank in (None, rank):
+        sabotage.apply(spec.sabotage)
     saver = sleep.MemorySaver()
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
-    scheduler = build_scheduler(spec)
+    scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
     if spec.retract_every is not None:
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
+    free = free_counts(scheduler)
     feeder = Feeder(scheduler, scenarios, max_steps=spec.max_steps)
     recorder = Recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
     scheduler.run_event_loop()
     recorder.close()
+    check_nothing_is_lost(scheduler, free)
     pool = recorder.pool
     return Result(
         spec=spec,
@@ -92,10 +106,11 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         ended_as_tails=recorder.ended_as_tails,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
+        shards=ranks.shards_of(scheduler),
     )
 
 
-def build_scheduler(spec: EngineSpec) -> Any:
+def build_scheduler(spec: EngineSpec, rank: int = 0) -> Any:
     """A Scheduler the way ``run_scheduler_process`` makes one, in either SGLang version."""
     import inspect
 
@@ -108,12 +123,12 @@ def build_scheduler(spec: EngineSpec) -> Any:
         port_args = PortArgs.init_new(server_args)
         configure_logger(server_args)
         publish(server_args, role="scheduler")
-        return Scheduler(server_args, port_args, 0, 0, 0, 0, 0, 0, None)
+        return Scheduler(server_args, port_args, rank, rank, 0, 0, 0, 0, None)
     from sglang.srt.runtime_context import SpawnRanks
 
     server_args.resolve_once()
     port_args = PortArgs.init_new(server_args)
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
     configure_logger(server_args)
     return Scheduler(server_args, port_args)
 
@@ -123,6 +138,26 @@ def force_retractions(interval: int) -> None:
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT, scheduler.TEST_RETRACT_INTERVAL = True, interval
+
+
+def free_counts(scheduler: Any) -> dict[str, int]:
+    """How many of each kind of thing a request needs are free."""
+    rows = scheduler.req_to_token_pool
+    return {
+        "KV tokens": scheduler.token_to_kv_pool_allocator.available_size(),
+        "state slots": rows.mamba_allocator.available_size(),
+        "request rows": rows.available_size(),
+    }
+
+
+def check_nothing_is_lost(scheduler: Any, before: dict[str, int]) -> None:
+    """Evict all that an idle scheduler has cached, node by node; raise AssertionError unless all is free that was."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    scheduler.tree_cache.evict(EvictParams(num_tokens=sys.maxsize, mamba_num=sys.maxsize))
+    after = free_counts(scheduler)
+    if after != before:
+        raise AssertionError(f"free before any request: {before}; after all of them: {after}")
 
 
 def draft_state_bytes(pool: Any) -> int:

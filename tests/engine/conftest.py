@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -43,3 +44,18 @@ def checkpoint(tmp_path_factory) -> Checkpoints:
 def sglang_version() -> str:
     """SGLang, imported once into the process that forks the engines."""
     return harness.import_sglang()
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory) -> Callable[[str], str]:
+    """``written(model)`` is the folder of its checkpoint, written on first use."""
+    root = tmp_path_factory.mktemp("models")
+
+    def folder(model: str) -> str:
+        from .more_models import WRITERS
+
+        if not (root / model / "config.json").exists():
+            WRITERS[model](root / model)
+        return str(root / model)
+
+    return folder

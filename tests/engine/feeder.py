@@ -187,7 +187,7 @@ class Feeder:
             stop_token_ids = {self._tokens(rid)[i]}
         params = SamplingParams(
             max_new_tokens=request.max_new_tokens,
-            temperature=0.0,
+            temperature=request.temperature,
             stop=stop,
             stop_token_ids=stop_token_ids,
             regex=None if request.grammar is None else str(request.grammar),

@@ -4,8 +4,9 @@
     check_equal(result, [scenario, ...])       # tokens and pool states against a plain engine without any cache
 
 Two Schedulers cannot share a process, so each run has its own. On a CPU it is forked from a process that has imported
-SGLang and nothing more; with ``device="cuda"`` it is spawned, because importing sgl_kernel asks the device what it is,
-and a process that has initialised CUDA cannot fork into one that uses it (`run_all` runs several instead).
+SGLang, loaded the plugin and done nothing more (`nursery`); with ``device="cuda"`` it is spawned, because importing
+sgl_kernel asks the device what it is, and a process that has initialised CUDA cannot fork into one that uses it
+(`run_all` runs several instead).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import multiprocessing
 import os
@@ -23,8 +25,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import cuda_ops
+from . import cuda_ops, ranks
 from .child import child_main
+from .nursery import Nursery
 from .scenario import Request, Scenario
 from .spec import EngineSpec, Result
 from .states import Comparison, Prefix, State, as_tokens, compare
@@ -78,6 +81,9 @@ def import_sglang() -> str:
 
     for name in PRELOAD:
         importlib.import_module(name)
+    # Every child collects garbage twice as it starts; millions of imported objects are none.
+    gc.collect()
+    gc.freeze()
     return sglang.__version__
 
 
@@ -91,32 +97,72 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
     if len(set(names)) != len(names):
         raise ValueError(f"scenario names repeat: {names}")
     on_cpu = spec.device == "cpu"
-    if on_cpu:
-        import_sglang()
-    context = multiprocessing.get_context("fork" if on_cpu else "spawn")
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
-        out, log = Path(folder, "result"), Path(folder, "log")
-        process = context.Process(target=child_main, args=(spec, list(scenarios), str(out), str(log)), daemon=True)
-        with _memory_saver(spec):
-            process.start()
-        process.join(spec.timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise EngineError(_report(spec, f"no result within {spec.timeout:.0f} s", log))
-        if not out.exists():
-            raise EngineError(_report(spec, f"the process died, exit code {process.exitcode}", log))
-        payload = pickle.loads(out.read_bytes())
-        if not isinstance(payload, Result):
-            raise EngineError(_report(spec, str(payload).strip().rpartition("\n")[2], log))  # the log has it all
-        payload.log = log.read_text(errors="replace")
+        parts = [Path(folder, f"rank{rank}") for rank in range(spec.ranks)]
+        if on_cpu and spec.ranks == 1:
+            ends = [_from_nursery(spec, scenarios, parts[0])]
+        else:
+            ends = _processes(spec, scenarios, parts)
+        found = [_read(spec, *each) for each in zip(parts, ends, strict=True)]
+    if texts := [each for each in found if isinstance(each, str)]:
+        raise EngineError("\n".join(texts))
+    payload = ranks.joined(found)
     _note(spec, payload)
     return payload
 
 
+def _read(spec: EngineSpec, part: Path, end: str) -> Result | str:
+    """What a process left that ended so, or what became of it."""
+    out, log = Path(f"{part}.result"), Path(f"{part}.log")
+    if not out.exists():
+        return _report(spec, end, log)
+    payload = pickle.loads(out.read_bytes())
+    if not isinstance(payload, Result):
+        return _report(spec, str(payload).strip().rpartition("\n")[2], log)  # the log has it all
+    payload.log = log.read_text(errors="replace")
+    return payload
+
+
+_nurseries: dict[tuple[str, str], Nursery] = {}
+
+
+def _from_nursery(spec: EngineSpec, scenarios: Sequence[Scenario], part: Path) -> str:
+    """Run an engine of one rank on a CPU. How its process ended."""
+    import_sglang()
+    out, log = Path(f"{part}.result"), Path(f"{part}.log")
+    key = spec.mode, repr(sorted(spec.env.items()))
+    if key not in _nurseries:
+        _nurseries[key] = Nursery(spec.mode, spec.env)
+    try:
+        code = _nurseries[key].run(spec, scenarios, out, log)
+    except EOFError:
+        del _nurseries[key]
+        return "the plugin was not loaded"
+    return f"no result within {spec.timeout:.0f} s" if code is None else f"the process died, exit code {code}"
+
+
+def _processes(spec: EngineSpec, scenarios: Sequence[Scenario], parts: Sequence[Path]) -> list[str]:
+    """Run an engine of several ranks, or on a GPU: a process a rank. How each of them ended."""
+    on_cpu = spec.device == "cpu"
+    if on_cpu:
+        import_sglang()
+    context = multiprocessing.get_context("fork" if on_cpu else "spawn")
+    processes = []
+    for rank, part in enumerate(parts):
+        where = (f"{part}.result", f"{part}.log", rank)
+        processes.append(context.Process(target=child_main, args=(spec, list(scenarios), *where), daemon=True))
+    with _memory_saver(spec):
+        for process in processes:
+            process.start()
+    late = ranks.wait(processes, spec.timeout)
+    return [
+        why or f"the process died, exit code {process.exitcode}" for why, process in zip(late, processes, strict=True)
+    ]
+
+
 def _memory_saver(spec: EngineSpec) -> contextlib.AbstractContextManager:
-    """What the process of an engine that sleeps must be started in; on a CPU `sleep.MemorySaver` needs nothing."""
-    if spec.device == "cpu" or not spec.extra.get("enable_memory_saver"):
+    """What the process of an engine that sleeps must be started in."""
+    if not spec.extra.get("enable_memory_saver"):
         return contextlib.nullcontext()
     import torch_memory_saver
 

@@ -30,6 +30,14 @@ MODES = {family: tuple(name for name in VARIANTS if name != "off") for family in
 IN_FULL = ("replay", "slots")
 """Variants that run all fast cells below; the others run `FAST_IN_EVERY_MODE`."""
 
+EVERYWHERE = "replay"
+"""The variant that runs every fast test on every SGLang version.
+
+The equality matrix runs `IN_FULL` on every version. Beyond it a version meets a special scenario in this variant, and
+the other variants meet it on one version (`marks`): what a variant keeps of drafts is its own, how requests are
+scheduled is the version's, and each pair of variant, version and scenario is met. With ``--slow``, all three together.
+"""
+
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
 
 ALGORITHMS = {
@@ -38,6 +46,14 @@ ALGORITHMS = {
     "nextn-chain": {"spec": "NEXTN", "topk": 1, "steps": 3, "draft_tokens": 4},
     "nextn-tree": {"spec": "NEXTN", "topk": 3, "steps": 3, "draft_tokens": 8},
 }
+
+SECOND_MODEL = {
+    "standalone-chain": {"spec": "STANDALONE", "topk": 1, "steps": 3, "draft_tokens": 4},
+    "standalone-tree": {"spec": "STANDALONE", "topk": 3, "steps": 3, "draft_tokens": 8},
+    "eagle3-chain": {"spec": "EAGLE3", "topk": 1, "steps": 3, "draft_tokens": 4},
+    "eagle3-tree": {"spec": "EAGLE3", "topk": 3, "steps": 3, "draft_tokens": 8},
+}
+"""Drafts of a second model, which the spec must name."""
 
 ENGINE = {
     "gdn": {},
@@ -51,8 +67,10 @@ CACHES = {
     "extra_buffer": {"radix": "extra_buffer"},
     "extra_buffer-overlap": {"radix": "extra_buffer", "overlap": True},
     "extra_buffer_lazy": {"radix": "extra_buffer_lazy", "overlap": True},  # SGLang refuses it without overlap
+    "rewind": {"radix": "auto", "overlap": True, "env": {"SGLANG_MAMBA_MTP_RADIX": "rewind"}},
 }
-"""Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it."""
+"""Radix cache strategies, and overlap scheduling (results are processed one step late) where SGLang allows it; rewind
+is the plugin's own, in replay."""
 
 FAST = {
     ("gdn", "ngram-chain", "no_buffer"),
@@ -60,7 +78,9 @@ FAST = {
     ("gdn", "nextn-chain", "extra_buffer_lazy"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-tree", "extra_buffer-overlap"),
+    ("gdn", "nextn-tree", "rewind"),
     ("mamba2", "ngram-chain", "extra_buffer-overlap"),
+    ("mamba2", "ngram-tree", "rewind"),
     ("mamba2", "ngram-tree", "extra_buffer_lazy"),
     ("mamba2", "nextn-chain", "extra_buffer"),
     ("mamba2", "nextn-tree", "no_buffer"),
@@ -74,7 +94,9 @@ FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
     ("gdn", "nextn-tree", "no_buffer"),
     ("gdn", "nextn-chain", "extra_buffer_lazy"),
+    ("gdn", "ngram-chain", "rewind"),
     ("mamba2", "ngram-chain", "extra_buffer"),
+    ("mamba2", "nextn-tree", "rewind"),
     ("mamba2", "nextn-tree", "no_buffer"),
 }
 """The same for the tests on a small engine."""
@@ -86,7 +108,11 @@ FAST_MIXED = {("gdn", "nextn-tree", "no_buffer"), ("mamba2", "nextn-chain", "no_
 """The strategy under which a request's own state is cached."""
 
 FEW_SLOTS = {
-    cache: {"max_running_requests": 4, "max_mamba_cache_size": 9 if cache == "no_buffer" else 17, "retract_every": 7}
+    cache: {
+        "max_running_requests": 4,
+        "max_mamba_cache_size": {"no_buffer": 9, "rewind": 10}.get(cache, 17),
+        "retract_every": 7,
+    }
     for cache in CACHES
 }
 """Engines so small that they evict all the time: four requests' slots (three each with a buffer) and five more."""
@@ -108,18 +134,55 @@ class Case:
     def spec(self, model: str, **changes) -> EngineSpec:
         """The engine of this cell on a checkpoint."""
         engine = ENGINE[self.family]
-        env = VARIANTS[self.mode].get("env", {}) | changes.pop("env", {})
+        cache = dict(CACHES[self.cache])
+        env = VARIANTS[self.mode].get("env", {}) | cache.pop("env", {}) | changes.pop("env", {})
         extra = engine.get("extra", {}) | changes.pop("extra", {})
-        settings = {**engine, **ALGORITHMS[self.algorithm], **CACHES[self.cache], **changes, "extra": extra}
+        settings = {
+            **engine,
+            **(ALGORITHMS | SECOND_MODEL)[self.algorithm],
+            **cache,
+            **changes,
+            "extra": extra,
+        }
         return EngineSpec(model=model, mode=VARIANTS[self.mode]["mode"], env=env, **settings)
 
 
-def cases(fast: set[tuple[str, str, str]] = FAST, algorithms: Iterable[str] = tuple(ALGORITHMS)) -> list:
-    """Every cell as a pytest parameter; those outside ``fast`` carry the ``slow`` marker."""
+def marks(mode: str, quick: bool = True) -> tuple[pytest.MarkDecorator, ...]:
+    """Of a special test in a variant: none in the one that runs everywhere, ``once`` in the others, or ``slow``."""
+    if not quick:
+        return (pytest.mark.slow,)
+    return () if mode == EVERYWHERE else (pytest.mark.once,)
+
+
+def in_modes(modes: Iterable[str], *first: Iterable[str]) -> list:
+    """``first`` x ``modes`` as pytest parameters, the mode last, each with its `marks`; a cache of `CACHES` among the
+    first is one that the mode runs with."""
+    return [
+        pytest.param(*entry, id="-".join(entry), marks=marks(entry[-1]))
+        for entry in itertools.product(*first, modes)
+        if CACHES.keys() & entry <= {*caches(entry[-1])}
+    ]
+
+
+def caches(mode: str) -> tuple[str, ...]:
+    """What of `CACHES` a variant of `VARIANTS` runs with: only replay can rewind."""
+    return tuple(cache for cache in CACHES if cache != "rewind" or VARIANTS[mode]["mode"] == "replay")
+
+
+def cases(
+    fast: set[tuple[str, str, str]] = FAST,
+    algorithms: Iterable[str] = tuple(ALGORITHMS),
+    without: Iterable[str] = (),
+) -> list:
+    """Every cell as a pytest parameter, those of the caches ``without`` left out; those outside ``fast`` carry the
+    ``slow`` marker."""
     params = []
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, algorithms, CACHES):
+        if cache not in caches(mode) or cache in without:
+            continue
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
-        params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
+        everywhere = quick and mode in IN_FULL
+        params.append(pytest.param(case, id=case.name, marks=() if everywhere else marks(mode, quick)))
     return params

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .states import Prefix, Record, as_prefix, read_state
+from .states import Prefix, Record, as_prefix, read_given, read_state
 
 
 def slot_of(req: Any) -> torch.Tensor | None:
@@ -43,6 +43,7 @@ class Recorder:
         self.insertions = 0
         self._caching = ""
         self._owned: dict[int, bytes] = {}
+        self._inserted: list[tuple[torch.Tensor, str, Prefix]] = []
         self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
         scheduler.run_batch = self._wrap_run_batch(scheduler.run_batch)
         scheduler.process_batch_result = self._wrap_process(scheduler.process_batch_result)
@@ -127,6 +128,7 @@ class Recorder:
                 return cache(req, *args, **kwargs)
             finally:
                 self._caching = ""
+                self._read_inserted()
 
         return wrapped
 
@@ -145,11 +147,16 @@ class Recorder:
             slot = int(value.reshape(-1)[0])
             self._owned[slot] = prefix
             self.insertions += 1
-            (state,) = read_state(self.pool, value, settle=False)
-            self.records.append(Record("insert", f"slot {slot} {self._caching}@{self.step}", prefix, state))
+            self._inserted.append((value, f"slot {slot} {self._caching}@{self.step}", prefix))
             return result
 
         return wrapped
+
+    def _read_inserted(self) -> None:
+        """What the radix cache was given, once it is known in which state."""
+        for slot, where, prefix in self._inserted:
+            self.records.append(Record("insert", where, prefix, read_given(self.pool, slot)))
+        self._inserted.clear()
 
     def _wrap_free(self, free):
         def wrapped(slots):
@@ -177,5 +184,5 @@ class Recorder:
         if device.type == "cuda":  # an overlapped extra step may still run
             torch.cuda.synchronize(device)
         for slot, prefix in sorted(self._owned.items()):
-            (state,) = read_state(self.pool, torch.tensor([slot], device=device), settle=False)
+            state = read_given(self.pool, torch.tensor([slot], device=device))
             self.records.append(Record("radix", f"slot {slot} at the end", prefix, state))

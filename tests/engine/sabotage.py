@@ -7,6 +7,9 @@ import inspect
 import os
 import time
 
+POISON = 126
+"""A token that `poison` turns into NaN, the last ordinary one of the tests' models. Nobody says or drafts it."""
+
 
 def apply(name: str | None) -> None:
     """Put the named fault in place; ``None`` does nothing."""
@@ -107,6 +110,35 @@ def _reasons():
     Req.__init__ = wrapped
 
 
+def _mute():
+    """No fault: neither the model nor its drafter chooses the token POISON."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+
+    forward = LogitsProcessor.forward
+
+    @functools.wraps(forward)
+    def wrapped(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        output.next_token_logits[:, POISON] = float("-inf")
+        return output
+
+    LogitsProcessor.forward = wrapped
+
+
+def _poison():
+    """The embedding of the token POISON is not a number."""
+    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    _mute()
+    embed = VocabParallelEmbedding.forward
+
+    @functools.wraps(embed)
+    def wrapped(self, input_):
+        return embed(self, input_).masked_fill((input_ == POISON).unsqueeze(-1), float("nan"))
+
+    VocabParallelEmbedding.forward = wrapped
+
+
 def _no_wait():
     """No fault: CUDA raises where our GDN backend waits for the device while it prepares a forward."""
     import torch
@@ -150,6 +182,8 @@ FAULTS = {
     "unhook_commit": _unhook_commit,
     "uncounted_tail": _uncounted_tail,
     "reasons": _reasons,
+    "mute": _mute,
+    "poison": _poison,
     "no_wait": _no_wait,
     "die": _die,
     "hang": _hang,

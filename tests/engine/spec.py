@@ -8,24 +8,27 @@ from typing import Any
 
 from . import cuda_ops
 from .scenario import Outcome, mean_accept_length
-from .states import Prefix, Record
+from .states import Prefix, Record, Shards
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """A Scheduler to build. Frozen and hashable by :meth:`key`, so that runs can be cached.
 
-    model: directory of the checkpoint. spec: None, "NGRAM" or "NEXTN". topk, steps, draft_tokens: NEXTN's tree (topk 1
-    is a chain of steps + 1 nodes); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is
-    what stock takes for a chain). radix: a strategy of SGLang's, or None for no radix cache. track_interval: decode
-    tokens between two extra_buffer snapshots. mode: the plugin's. record_live: also record running requests' slots
-    after every forward (synchronises each step: on a GPU it undoes the overlap). count_compiled: note which of our
-    kernels are compiled, on a CPU would be compiled, while requests are served. retract_every: force a retraction
-    every so many forwards. sabotage: a fault of sabotage.py. extra: further ServerArgs fields, which win over all else.
+    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE"
+    or "EAGLE3". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes); draft_tokens is
+    NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock takes for a chain). radix: a strategy of
+    SGLang's, or None for no radix cache. track_interval: decode tokens between two extra_buffer snapshots. mode: the
+    plugin's. record_live: also record running requests' slots after every forward (synchronises each step: on a GPU it
+    undoes the overlap). count_compiled: note which of our kernels are compiled, on a CPU would be compiled, while
+    requests are served. retract_every: force a retraction every so many forwards. ranks: of tensor parallelism, a
+    process each. sabotage: a fault of sabotage.py, on ``sabotaged_rank`` alone if that is given. extra: further
+    ServerArgs fields, which win over all else.
     """
 
     model: str
     spec: str | None = None
+    draft_model: str | None = None
     topk: int = 1
     steps: int = 3
     draft_tokens: int = 4
@@ -43,7 +46,9 @@ class EngineSpec:
     overlap: bool = False
     record_live: bool = True
     count_compiled: bool = False
+    ranks: int = 1
     sabotage: str | None = None
+    sabotaged_rank: int | None = None
     retract_every: int | None = None
     max_steps: int = 20_000
     timeout: float = 240.0
@@ -57,12 +62,13 @@ class EngineSpec:
     @property
     def label(self) -> str:
         """A short name for logs and failure texts."""
-        algorithm = {
-            None: "plain",
-            "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}",
-            "NEXTN": f"nextn-k{self.topk}-s{self.steps}-n{self.draft_tokens}",
-        }[self.spec]
-        return f"{Path(self.model).name}-{self.mode}-{algorithm}-{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
+        tree = f"-k{self.topk}-s{self.steps}-n{self.draft_tokens}"
+        algorithm = {None: "plain", "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}"}.get(self.spec, tree)
+        if algorithm == tree:
+            algorithm = f"{self.spec}{tree}".lower()
+        parallel = f"-tp{self.ranks}" if self.ranks > 1 else ""
+        cache = f"{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
+        return f"{Path(self.model).name}-{self.mode}-{algorithm}-{cache}{parallel}"
 
     def server_args(self) -> dict[str, Any]:
         """The ServerArgs keywords, the same for both SGLang versions."""
@@ -71,6 +77,7 @@ class EngineSpec:
             "model_path": self.model,
             "device": self.device,
             "dtype": self.dtype,
+            "tp_size": self.ranks,
             "trust_remote_code": False,
             "skip_tokenizer_init": True,
             "attention_backend": None if gpu else "torch_native",
@@ -99,7 +106,9 @@ class EngineSpec:
             args["speculative_num_draft_tokens"] = self.draft_tokens
         if self.spec == "NGRAM":
             args["speculative_ngram_max_bfs_breadth"] = self.bfs_breadth
-        if self.spec == "NEXTN":
+            args["speculative_ngram_capacity"] = 500_000  # the default, 10,000,000, takes a second to allocate
+        elif self.spec is not None:
+            args["speculative_draft_model_path"] = self.draft_model
             args["speculative_num_steps"] = self.steps
             args["speculative_eagle_topk"] = self.topk
         return args | self.extra
@@ -116,7 +125,8 @@ class Result:
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
     ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
-    ended with a token they decoded in a prefill's batch (mixed chunks).
+    ended with a token they decoded in a prefill's batch (mixed chunks). Of several ranks this is what `ranks.joined`
+    makes of theirs; ``shards`` says how a rank's states are cut.
     """
 
     spec: EngineSpec
@@ -139,6 +149,7 @@ class Result:
     ended_as_tails: int
     seconds_to_build: float
     seconds_to_run: float
+    shards: Shards
     log: str = ""
 
     @property

@@ -7,7 +7,9 @@ the state a plain, cache-less, non-speculative run has for the same prefix.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,35 @@ class State:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """How a tensor-parallel rank's part of a state is cut out of the whole.
+
+    Of the recurrent state a rank has some heads. Its convolution state has the channels of several inputs, ``widths``
+    of each (GDN: q, k, v; Mamba2: x, B, C), in each some of all channels, or where ``repeated`` all of them.
+    """
+
+    widths: tuple[int, ...]
+    repeated: tuple[bool, ...]
+
+    def joined(self, parts: Sequence[State]) -> State:
+        """The whole state, from every rank's part in order of rank.
+
+        Raises AssertionError if ranks differ where each should have the same.
+        """
+        temporal = torch.cat([part.temporal for part in parts], dim=1)
+        return State(temporal, tuple(map(self._joined_conv, zip(*(part.conv for part in parts), strict=True))))
+
+    def _joined_conv(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        inputs = zip(*(part.split(self.widths, dim=1) for part in parts), strict=True)
+        whole = []
+        for pieces, repeated in zip(inputs, self.repeated, strict=True):
+            if repeated and not all(torch.equal(pieces[0], piece) for piece in pieces):
+                raise AssertionError("ranks differ in channels that each of them has")
+            whole.append(pieces[0] if repeated else torch.cat(pieces, dim=1))
+        return torch.cat(whole, dim=1)
+
+
+@dataclass(frozen=True)
 class Record:
     """A state seen in a run. ``where`` says when (request and step, or the radix event), for error texts.
 
@@ -62,20 +93,41 @@ def read_state(pool: Any, slots: torch.Tensor, *, settle: bool) -> list[State]:
     store = getattr(pool, "store", None)  # the plugin's own modes only
     if store is None or not settle:
         return _read(pool, slots)
+    with _put_back(pool, slots):
+        store.settle(slots)
+        states = _read(pool, slots)
+        store.settle(slots)
+        for once, again in zip(states, _read(pool, slots), strict=True):
+            if not torch.equal(once.temporal.view(torch.int32), again.temporal.view(torch.int32)):  # a NaN is one too
+                raise AssertionError("settling left something to settle")
+    return states
+
+
+def read_given(pool: Any, slot: torch.Tensor) -> State:
+    """A slot that the radix cache has just been given, as it will be once the pool has caught up with that, which is
+    not before its next forward. Changes nothing in the pool."""
+    slot = slot.to(torch.int64).reshape(-1)
+    queue = getattr(pool, "queue", None)
+    lengths = [] if queue is None else [n for one, n in zip(queue._slots, queue._lengths, strict=True) if one == slot]
+    if not lengths:
+        return _read(pool, slot)[0]
+    with _put_back(pool, slot):
+        pool.store.state_at(slot, slot, torch.tensor(lengths[-1:]))
+        return _read(pool, slot)[0]
+
+
+@contextlib.contextmanager
+def _put_back(pool: Any, slots: torch.Tensor) -> Iterator[None]:
+    """Whatever is done to ``slots`` is undone at the end."""
     cache = pool.mamba_cache
-    bookkeeping = [tensor.clone() for tensor in (*store.bookkeeping, pool.axis_orders.bits)]
+    books = (*pool.store.bookkeeping, pool.axis_orders.bits)
+    before = [tensor.clone() for tensor in books]
     saved = [states[:, slots].clone() for states in (cache.temporal, *cache.conv)]
-    store.settle(slots)
-    states = _read(pool, slots)
-    store.settle(slots)
-    for once, again in zip(states, _read(pool, slots), strict=True):
-        if not torch.equal(once.temporal, again.temporal):
-            raise AssertionError("settling left something to settle")
-    for tensor, old in zip((*store.bookkeeping, pool.axis_orders.bits), bookkeeping, strict=True):
+    yield
+    for tensor, old in zip(books, before, strict=True):
         tensor.copy_(old)
     for tensor, old in zip((cache.temporal, *cache.conv), saved, strict=True):
         tensor[:, slots] = old
-    return states
 
 
 def _read(pool: Any, slots: torch.Tensor) -> list[State]:

@@ -6,7 +6,7 @@ import pytest
 
 from . import adaptive, scenarios
 from .harness import check_equal, run
-from .matrix import ENGINE, FAMILY_MODES, FEW_SLOTS, IN_FULL, Case
+from .matrix import ENGINE, FAMILIES, FAMILY_MODES, FEW_SLOTS, IN_FULL, Case, in_modes, marks
 
 CACHES = {"gdn": "extra_buffer-overlap", "mamba2": "no_buffer"}
 OTHER_CACHES = {"gdn": ("no_buffer", "extra_buffer_lazy"), "mamba2": ("extra_buffer-overlap", "extra_buffer_lazy")}
@@ -18,7 +18,7 @@ def _cases() -> list:
         for cache in (CACHES[family], *OTHER_CACHES[family]):
             case = Case(family, "nextn-chain", cache, mode)
             quick = mode in IN_FULL and cache == CACHES[family]
-            params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
+            params.append(pytest.param(case, id=case.name, marks=marks(mode, quick)))
     return params
 
 
@@ -33,7 +33,7 @@ def test_n_changes(case: Case, checkpoint, tmp_path):
     check_equal(result, todo)
 
 
-@pytest.mark.parametrize(("family", "mode"), [entry for entry in FAMILY_MODES if entry[1] in IN_FULL])
+@pytest.mark.parametrize(("family", "mode"), in_modes(IN_FULL, FAMILIES))
 def test_few_slots(family, mode, checkpoint, tmp_path):
     """The same while requests are retracted and come back with another N."""
     todo = [scenarios.pressure(checkpoint.vocab)]

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import CACHES, FAMILIES, FEW_SLOTS, IN_FULL, Case
-
-CASES = [
-    Case(family, "ngram-tree", cache, mode) for family, cache, mode in itertools.product(FAMILIES, CACHES, IN_FULL)
-]
+from .matrix import CACHES, FAMILIES, FEW_SLOTS, IN_FULL, Case, in_modes
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_boundaries(case: Case, checkpoint):
+@pytest.mark.parametrize(("family", "cache", "mode"), in_modes(IN_FULL, FAMILIES, CACHES))
+def test_boundaries(family, cache, mode, checkpoint):
+    case = Case(family, "ngram-tree", cache, mode)
     todo = [scenarios.boundaries(checkpoint.vocab)]
     check_equal(run(case.spec(checkpoint(case.family)), todo), todo)
 
 
-@pytest.mark.parametrize("mode", IN_FULL)
+@pytest.mark.parametrize("mode", in_modes(IN_FULL))
 def test_lazy_without_a_free_slot(mode, checkpoint):
     """Snapshots every 16 tokens in prefill and decode, and no second slot for them."""
     todo = [scenarios.boundaries(checkpoint.vocab)]

@@ -17,7 +17,7 @@ import pytest
 
 from . import adaptive, harness, rounding, scenarios
 from .harness import STATE_BOUND, EngineError, compare_states, plain_spec, token_differences
-from .matrix import ALGORITHMS, CACHES, ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, MODES, Case
+from .matrix import ALGORITHMS, CACHES, ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, MODES, Case, caches
 from .scenario import Scenario
 from .spec import EngineSpec, Result
 from .states import relative_error
@@ -58,14 +58,14 @@ QUICK = {
     ("nextn-tree", "no_buffer"),
     ("nextn-tree", "extra_buffer-overlap"),
     ("nextn-tree", "extra_buffer_lazy"),
+    ("nextn-tree", "rewind"),
+    ("ngram-tree", "rewind"),
 }
 """Of the default mode; the rest of its cells is slow."""
 
 QUICK_IN_FULL_MODES = {("ngram-tree", "no_buffer"), ("nextn-tree", "extra_buffer-overlap")}
 
 QUICK_IN_EVERY_MODE = {("nextn-tree", "extra_buffer-overlap")}
-
-GPU_CACHES = [cache for cache in CACHES if cache != "extra_buffer"]  # its like with overlap is what matters here
 
 
 def _quick(family: str, mode: str) -> set[tuple[str, str]]:
@@ -78,7 +78,9 @@ def _float32_cells() -> list:
     params = []
     for family, mode in FAMILY_MODES:
         for algorithm in ALGORITHMS:
-            for cache in GPU_CACHES:
+            for cache in caches(mode):
+                if cache == "extra_buffer":  # its like with overlap is what matters here
+                    continue
                 cell = Cell(Case(family, algorithm, cache, mode))
                 quick = (algorithm, cache) in _quick(family, mode)
                 params.append(pytest.param(cell, id=cell.name, marks=() if quick else pytest.mark.slow))

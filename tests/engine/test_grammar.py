@@ -8,7 +8,7 @@ import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import ENGINE, FAMILY_MODES, IN_FULL, Case
+from .matrix import ENGINE, FAMILY_MODES, IN_FULL, Case, marks
 from .scenario import Request, Scenario
 
 OWN = [(family, mode) for family, mode in FAMILY_MODES if mode in IN_FULL]
@@ -25,8 +25,7 @@ def _cases() -> list:
     params = []
     for (family, mode), (algorithm, cache) in itertools.product(FAMILY_MODES, CELLS):
         case = Case(family, algorithm, cache, mode)
-        marks = () if mode in IN_FULL else pytest.mark.slow
-        params.append(pytest.param(case, id=case.name, marks=marks))
+        params.append(pytest.param(case, id=case.name, marks=marks(mode, mode in IN_FULL)))
     return params
 
 
@@ -38,7 +37,7 @@ def test_grammar(case: Case, checkpoint):
 
 def _in_full(algorithm: str, *caches: str) -> list:
     cells = [Case(family, algorithm, cache, mode) for family, mode in OWN for cache in caches]
-    return [pytest.param(case, id=case.name) for case in cells]
+    return [pytest.param(case, id=case.name, marks=marks(case.mode)) for case in cells]
 
 
 @pytest.mark.parametrize("case", _in_full("ngram-tree", "extra_buffer", "extra_buffer-overlap"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from . import scenarios
+from . import child, scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
-from .matrix import FAMILIES, FAMILY_MODES, FEW_SLOTS, IN_FULL, MODES, Case
+from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes
 from .scenario import Request, Scenario
 from .states import compare
 
-OWN = [(family, mode) for family in FAMILIES for mode in IN_FULL]
+OWN = in_modes(IN_FULL, FAMILIES)
 """Where states are the plugin's own to keep."""
+
+EVERY = in_modes(MODES["gdn"], ["gdn"]) + in_modes(MODES["mamba2"], ["mamba2"])
 
 ONE = Scenario("one", (Request("r", (5, 6, 7, 5, 6, 7, 5, 6), 8),))
 
@@ -32,6 +36,37 @@ def test_engine_that_raises(checkpoint):
     spec = Case("gdn", "ngram-tree", "no_buffer", "snapshot").spec(checkpoint("gdn"), extra={"model_path": "/nowhere"})
     with pytest.raises(EngineError, match=r"(?s)Error: .*/nowhere.*last lines of its log.*/nowhere"):
         run(spec, [ONE])
+
+
+def test_plugin_that_does_not_load(checkpoint, sglang_version, monkeypatch):
+    """Engines of a mode are forked from one process that has loaded the plugin: it says why it could not."""
+    from sglang.srt import plugins
+
+    def broken():
+        raise RuntimeError("no such plugin")
+
+    monkeypatch.setattr(plugins, "load_plugins", broken)
+    spec = Case("gdn", "ngram-tree", "no_buffer", "replay").spec(checkpoint("gdn"), env={"FORKED_FROM": "its own"})
+    with pytest.raises(EngineError, match=r"(?s)the plugin was not loaded.*no such plugin"):
+        run(spec, [ONE])
+
+
+@pytest.mark.parametrize("lost", ["KV tokens", "state slots", "request rows"])
+def test_what_does_not_come_back_is_seen(sglang_version, lost):
+    """Of an idle scheduler whose cache has been evicted; every engine run ends with this."""
+    free = {"KV tokens": 90, "state slots": 9, "request rows": 4}
+
+    def kind(name: str):
+        return SimpleNamespace(available_size=lambda: free[name])
+
+    rows = SimpleNamespace(available_size=lambda: free["request rows"], mamba_allocator=kind("state slots"))
+    cache = SimpleNamespace(evict=lambda params: None)
+    scheduler = SimpleNamespace(req_to_token_pool=rows, token_to_kv_pool_allocator=kind("KV tokens"), tree_cache=cache)
+    before = child.free_counts(scheduler)
+    child.check_nothing_is_lost(scheduler, before)
+    free[lost] -= 1
+    with pytest.raises(AssertionError, match="free before any request"):
+        child.check_nothing_is_lost(scheduler, before)
 
 
 @pytest.mark.parametrize("mode", MODES["gdn"])
@@ -57,14 +92,14 @@ def _sabotaged(checkpoint, case: Case, fault: str, make=scenarios.turns, **chang
     return kinds
 
 
-@pytest.mark.parametrize(("family", "mode"), FAMILY_MODES)
+@pytest.mark.parametrize(("family", "mode"), EVERY)
 @pytest.mark.parametrize("fault", ["commit_root", "commit_one_less"])
 def test_wrong_commit_is_seen(checkpoint, family, fault, mode):
     kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), fault)
     assert kinds["decode"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize(("family", "mode"), [("gdn", "snapshot"), ("gdn", "replay-kv"), ("gdn", "slots-kv"), *OWN])
+@pytest.mark.parametrize(("family", "mode"), [*in_modes(("snapshot", "replay-kv", "slots-kv"), ["gdn"]), *OWN])
 @pytest.mark.parametrize("cache", ["extra_buffer", "extra_buffer-overlap", "extra_buffer_lazy"])
 def test_wrong_snapshot_is_seen(checkpoint, cache, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "nextn-chain", cache, mode), "track_root")
@@ -77,7 +112,7 @@ def test_skipped_settle_is_seen(checkpoint, family, mode):
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize("mode", IN_FULL)
+@pytest.mark.parametrize("mode", in_modes(IN_FULL))
 def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
     """A stale pending count, or an index into draft slots that are another request's. GDN: with Mamba2's model 0.5.17
     recycles no slot here whose former owner left something behind; the stateful tests do it for both families."""

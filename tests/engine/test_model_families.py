@@ -23,8 +23,7 @@ import torch
 
 from . import harness, scenarios
 from .harness import EngineError, check_equal, import_sglang, run
-from .matrix import ALGORITHMS, IN_FULL, MODES, Case
-from .more_models import WRITERS
+from .matrix import ALGORITHMS, IN_FULL, MODES, Case, marks
 from .scenario import Request, Scenario
 from .spec import EngineSpec
 from .weights import VOCAB
@@ -69,22 +68,9 @@ def _cells() -> list:
                 or (model, *cell) in FAST_IN_EVERY_MODE
             )
             case = Case(facts.family, algorithm, cache, mode)
-            marks = () if quick else pytest.mark.slow
-            params.append(pytest.param(model, case, id=f"{model}-{algorithm}-{cache}-{mode}", marks=marks))
+            name = f"{model}-{algorithm}-{cache}-{mode}"
+            params.append(pytest.param(model, case, id=name, marks=marks(mode, quick)))
     return params
-
-
-@pytest.fixture(scope="session")
-def written(tmp_path_factory) -> Callable[[str], str]:
-    """``written(model)`` is the folder of its checkpoint, written on first use."""
-    root = tmp_path_factory.mktemp("models")
-
-    def folder(model: str) -> str:
-        if not (root / model / "config.json").exists():
-            WRITERS[model](root / model)
-        return str(root / model)
-
-    return folder
 
 
 @pytest.mark.parametrize("model, case", _cells())

@@ -7,7 +7,7 @@ from mamba_mtp_kernels.common.operands import MAX_NODES
 
 from . import scenarios
 from .harness import EngineError, check_equal, run
-from .matrix import IN_FULL, Case
+from .matrix import IN_FULL, Case, in_modes
 from .scenario import Scenario
 
 
@@ -21,7 +21,7 @@ def _few_turns(checkpoint) -> Scenario:
     return Scenario("few_turns", scenarios.turns(checkpoint.vocab).requests[:3])
 
 
-@pytest.mark.parametrize("mode", IN_FULL)
+@pytest.mark.parametrize("mode", in_modes(IN_FULL))
 def test_as_many_as_a_mask_has_bits(mode, checkpoint):
     todo = [_few_turns(checkpoint)]
     check_equal(run(_spec(checkpoint, mode, MAX_NODES), todo), todo)

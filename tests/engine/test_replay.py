@@ -14,7 +14,7 @@ from .matrix import MODES, Case
 FAMILIES = [family for family in MODES if "replay" in MODES[family]]
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 60])
+@pytest.mark.parametrize("window", [0, *(pytest.param(n, marks=pytest.mark.once) for n in (1, 5)), 60])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_window(family, window, checkpoint):
     """Any window gives the same tokens and states; the verify tree has 8 nodes, so 0 to 5 fold nearly always."""

@@ -9,7 +9,7 @@ import pytest
 
 from . import scenarios
 from .harness import EngineError, check_equal, run
-from .matrix import ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, Case
+from .matrix import ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, Case, marks
 from .scenario import Scenario
 from .spec import EngineSpec
 
@@ -32,7 +32,7 @@ def _cases() -> list:
         for cache in ("extra_buffer-overlap", "no_buffer"):
             case = Case(family, "nextn-tree", cache, mode)
             quick = mode != "snapshot" and cache == caches[family]
-            params.append(pytest.param(case, id=case.name, marks=() if quick else pytest.mark.slow))
+            params.append(pytest.param(case, id=case.name, marks=marks(mode, quick)))
     return params
 
 
@@ -53,7 +53,7 @@ def _left() -> list:
     """Every mode with one family, the rest with --slow."""
     quick = {("gdn", "replay"), ("mamba2", "slots"), ("gdn", "slots-kv")}
     every = itertools.product(FAMILIES, [*IN_FULL, "slots-kv"])
-    return [pytest.param(*each, marks=() if each in quick else pytest.mark.slow) for each in every]
+    return [pytest.param(*each, marks=marks(each[1], each in quick)) for each in every]
 
 
 @pytest.mark.parametrize("family, mode", _left())

@@ -6,7 +6,7 @@ import pytest
 
 from . import adaptive, scenarios
 from .harness import run
-from .matrix import ENGINE, FAMILIES, Case
+from .matrix import ENGINE, FAMILIES, Case, in_modes
 
 CAPTURED = ("_fold_first_kernel", "_build_tree_kernel", "_place_nodes_kernel")
 """What captured graphs launch, beside the verifies: the engine on a CPU has none, and the first of them is compiled for
@@ -29,8 +29,7 @@ def _late(result) -> list[str]:
     return [name for name in result.compiled_late if not name.startswith(CAPTURED)]
 
 
-@pytest.mark.parametrize("mode", CACHES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "mode"), in_modes(CACHES, FAMILIES))
 def test_nothing_is_compiled_while_serving(family, mode, checkpoint):
     case = Case(family, "nextn-tree", CACHES[mode], mode)
     result = run(case.spec(checkpoint(family), count_compiled=True), _todo(checkpoint.vocab))

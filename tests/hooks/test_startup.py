@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -168,6 +169,52 @@ def test_a_declined_flag_stops_the_launch(forked, hybrid):
     assert result.code == 1 and "--enable-streaming-session True" in result.output
 
 
+def checked(model: str, **given) -> object:
+    """Server arguments as a launcher has them before it starts a process."""
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(model_path=model, device="cpu", skip_tokenizer_init=True, **given)
+    if hasattr(args, "resolve_once"):
+        args.resolve_once()
+    args.check_server_args()
+    return startup.resolved(args)
+
+
+@pytest.mark.parametrize("mode, verify", [("replay", "triton"), ("slots", "triton"), ("snapshot", None)])
+def test_a_derived_verify_backend_is_overridden(forked, hybrid, dense, mode, verify):
+    """SGLang would verify with FlashInfer where it decodes with it; only a verify of its own may."""
+
+    def body():
+        logging.basicConfig(force=True)  # pytest's handlers keep to themselves what they are told here
+        load_plugins()
+        chain = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
+        chain["speculative_num_draft_tokens"] = 4
+        for field in ("linear_attn_decode_backend", "linear_attn_prefill_backend"):
+            args = checked(hybrid[names.GDN], **chain, **{field: "flashinfer"})
+            expected = verify if field == "linear_attn_decode_backend" else None
+            assert args.linear_attn_verify_backend == expected, (field, args.linear_attn_verify_backend)
+            assert getattr(args, field) == "flashinfer"
+        assert checked(hybrid[names.GDN], linear_attn_decode_backend="flashinfer").linear_attn_verify_backend is None
+        assert checked(dense, linear_attn_decode_backend="flashinfer").linear_attn_verify_backend is None
+
+    result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
+    assert result.code == 0, result.output
+    assert result.output.count(f"mode {mode} verifies with its own kernels, not with flashinfer's") == (
+        verify is not None
+    )
+
+
+def test_a_verify_backend_that_is_named_is_declined(forked, hybrid):
+    def body():
+        load_plugins()
+        chain = {"speculative_algorithm": "NEXTN", "linear_attn_verify_backend": "flashinfer"}
+        with pytest.raises(MtpError, match="--linear-attn-verify-backend flashinfer: it verifies into SGLang's"):
+            checked(hybrid[names.GDN], **chain)
+
+    result = forked(body)
+    assert result.code == 0, result.output
+
+
 def test_every_refusal_is_in_one_message(forked, hybrid):
     """Of flags and of an option, as they were spelled; and no traceback around it."""
     speculative = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "65", "--device", "cpu")
@@ -238,3 +285,53 @@ def test_bench_one_batch_loads_the_plugin(forked):
 
     result = forked(body)
     assert result.code == 0 and "--mamba-mtp-mode" in result.output and "--input-len" in result.output
+
+
+OBSTACLES = {
+    "--page-size 16": {"page_size": 16},
+    "--mamba-radix-cache-strategy extra_buffer_lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    "--disable-radix-cache": {"disable_radix_cache": True},
+    "--enable-mixed-chunk": {"enable_mixed_chunk": True},
+    "--disable-overlap-schedule": {"disable_overlap_schedule": True},
+}
+
+
+@pytest.mark.parametrize("flag", OBSTACLES)
+def test_rewinding_says_what_stands_against_it(forked, hybrid, sglang, flag):
+    if "mixed" in flag and sglang in ("0.5.17", "0.5.18"):
+        pytest.skip("SGLang turns mixed chunks off under speculation")
+    asked = {"mamba_radix_cache_strategy": "auto"} | OBSTACLES[flag]
+
+    def body():
+        with pytest.raises(MtpError) as refusal:
+            build(hybrid[names.GDN], spec="NEXTN", overlap=True, extra=asked)
+        print("refused:", refusal.value)
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert f"refused: SGLANG_MAMBA_MTP_RADIX=rewind: requests' states cannot be rewound with {flag}" in result.output
+
+
+def test_a_rewinding_server_takes_two_slots_a_request(forked, hybrid):
+    def body():
+        auto = {"mamba_radix_cache_strategy": "auto"}
+        build(hybrid[names.GDN], spec="NGRAM", overlap=True, max_running_requests=64, track_interval=64, extra=auto)
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert "48 state slots, up to 24 requests (2 slots each), radix rewind, " in announced(result.output)
+
+
+def test_without_speculation_nothing_is_rewound(forked, hybrid):
+    """SGLang's slots a request stay SGLang's: its requests hold what it reserves for them."""
+
+    def body():
+        auto = {"mamba_radix_cache_strategy": "auto"}
+        runner = build(
+            hybrid[names.GDN], overlap=True, max_running_requests=64, track_interval=64, extra=auto
+        ).tp_worker.model_runner
+        print("a request holds", runner.kv_cache_configurator._calculate_mamba_ratio())
+
+    result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
+    assert result.code == 0, result.output
+    assert "a request holds 5" in result.output

@@ -96,7 +96,8 @@ def gap_between_slots(pool: torch.Tensor, gap: int, fill: float = math.nan) -> t
 
 @dataclass
 class Bookkeeping:
-    """The pool's integers for one batch (shapes: the design's section on bookkeeping). Padding rows have slot <= 0."""
+    """The pool's integers for one batch (shapes: operands.Rows and operands.Window). Padding rows have slot <= 0.
+    newest and length are given together or not at all."""
 
     slots: torch.Tensor
     rows: torch.Tensor
@@ -106,6 +107,8 @@ class Bookkeeping:
     parents: torch.Tensor
     ancestors: torch.Tensor
     fold_threshold: int
+    newest: torch.Tensor | None = None
+    length: torch.Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -131,7 +134,13 @@ class Bookkeeping:
 
     def window(self, kind: type[AnyWindow], **inputs: torch.Tensor) -> AnyWindow:
         """A family's window over this bookkeeping."""
-        return kind(self.pending, self.order, self.fold_threshold, **inputs)
+        return kind(self.pending, self.order, self.fold_threshold, newest=self.newest, length=self.length, **inputs)
+
+    def assert_same(self, other: Bookkeeping) -> None:
+        """Fail with a name unless all tensors hold the same bytes."""
+        for name, held in vars(other).items():
+            if isinstance(held, torch.Tensor):
+                assert_same_bits(name, getattr(self, name), held)
 
     def to(self, device: torch.device | str) -> Bookkeeping:
         return self._map(lambda tensor: tensor.to(device))
@@ -142,6 +151,13 @@ class Bookkeeping:
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Bookkeeping:
         fields = vars(self).items()
         return Bookkeeping(**{name: change(x) if isinstance(x, torch.Tensor) else x for name, x in fields})
+
+    def folding(self, row: int) -> int:
+        """How many tokens the next verify folds of batch row `row`: all but the newest of more than the threshold."""
+        slot, pending = int(self.slots[row]), self.pending_of(row)
+        if pending <= self.fold_threshold:
+            return 0
+        return pending if self.newest is None else pending - int(self.newest[slot])
 
     def pending_of(self, row: int) -> int:
         """Pending tokens of batch row `row`; 0 for a padding row."""
@@ -167,12 +183,14 @@ def random_bookkeeping(
     padding: tuple[int, ...] = (),
     spare: int = 3,
     index_dtype: torch.dtype = torch.int32,
+    newest: list[int] | None = None,
 ) -> Bookkeeping:
     """Distinct random slots and rows, permuted window orders, and these pending counts.
 
     parents [B, N]; pending holds B counts (each at most fold_threshold + N); batch rows listed in `padding` get slot
     0 and -1 in turn and a row index that must not be read. `spare` slots and rows belong to nobody in the batch and
-    carry garbage counts.
+    carry garbage counts. newest: B counts, each at most the row's pending ones and the threshold; None: a window that
+    does not keep them.
     """
     batch, nodes = parents.shape
     capacity = fold_threshold + 2 * nodes
@@ -183,10 +201,17 @@ def random_bookkeeping(
     order = torch.stack([torch.randperm(capacity, generator=generator) for _ in range(row_count)]).to(torch.int32)
     counts = torch.full((slot_count,), 1_000_000, dtype=torch.int32)
     counts[slots] = torch.tensor(pending, dtype=torch.int32)
+    kept: dict[str, torch.Tensor] = {}
+    if newest is not None:
+        assert all(stay <= min(have, fold_threshold) for stay, have in zip(newest, pending, strict=True))
+        kept = {name: torch.full((slot_count,), -1_000_000, dtype=torch.int32) for name in ("newest", "length")}
+        kept["newest"][slots] = torch.tensor(newest, dtype=torch.int32)
     window_row = torch.full((slot_count,), -7, dtype=torch.int32)
     window_row[slots] = rows.to(torch.int32)
     for turn, b in enumerate(padding):
         counts[slots[b]] = 1_000_000
+        if newest is not None:
+            kept["newest"][slots[b]] = -1_000_000
         slots[b] = 0 if turn % 2 == 0 else -1
         rows[b] = -1_000_000
     return Bookkeeping(
@@ -198,7 +223,14 @@ def random_bookkeeping(
         parents=parents,
         ancestors=ancestors_of(parents),
         fold_threshold=fold_threshold,
+        **kept,
     )
+
+
+def random_newest(pending: list[int], fold_threshold: int, generator: torch.Generator) -> list[int]:
+    """Newest counts that go with these pending ones, from none to as many as there may be."""
+    most = [min(count, fold_threshold) for count in pending]
+    return [int(torch.randint(0, top + 1, (1,), generator=generator)) for top in most]
 
 
 def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

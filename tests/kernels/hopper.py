@@ -21,9 +21,11 @@ def compiled(
     unspecialised: Collection[str] = (),
     num_warps: int,
     num_stages: int = 3,
+    max_registers: int = 0,
 ) -> Any:
     """What Triton makes of a kernel for sm_90. Constants the kernel has not got are left out; other integers are
-    divisible by 16, as the strides and sizes of real models are, but for the unspecialised."""
+    divisible by 16, as the strides and sizes of real models are, but for the unspecialised. max_registers: a thread's;
+    0: the compiler's choice."""
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -39,6 +41,8 @@ def compiled(
                 attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages}
+    if max_registers:
+        options["maxnreg"] = max_registers
     return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 

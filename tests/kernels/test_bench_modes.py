@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import subprocess
 import sys
@@ -10,16 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import bench_modes
 import cases
 import graph_timing
+import peers
+import replayssm
 import step
 import stock
 from cases import GdnShape, Mamba2Shape
 from mamba_mtp_kernels import common, conv1d, gdn, mamba2
+from peers import PEERS, Decode, floors
 
 from .gdn.stock import normalise_as, stock_module
 
@@ -43,6 +49,31 @@ def scatter(self, states, buffer, conv_states, windows, *, slots, last, track_sl
             dst[:, to[rows].long()] = src[:, rows, node[rows].long()]
 
 
+def scatter_windows(conv, conv_states, windows, *, slots, last, track_slots, track):
+    """replayssm.scatter_windows, whose kernel refuses tensors that are not on a GPU."""
+    for to, node in ((slots, last), (track_slots, track)):
+        rows = (node >= 0).nonzero()[:, 0]
+        conv_states[:, to[rows].long()] = windows[:, rows, node[rows].long()]
+
+
+@triton.jit
+def _exp(x):
+    """For kernels whose module has taken tl.exp for its own before the interpreter gave it a meaning."""
+    return tl.exp(x)
+
+
+class Index(int):
+    """A loop's index as a compiled kernel has it."""
+
+    def to(self, _):
+        return self
+
+
+def compiled_range(*bounds):
+    """In place of range, for a kernel that converts its index."""
+    return map(Index, range(*bounds))
+
+
 @pytest.fixture
 def toy(monkeypatch):
     """A benchmark that runs here in seconds."""
@@ -52,13 +83,20 @@ def toy(monkeypatch):
         launchers = family.ops_for("cuda")
         monkeypatch.setattr(family, "ops_for", lambda *_, launchers=launchers: launchers)
     monkeypatch.setattr(bench_modes, "ops_for", common.ops_for)
+    from sglang.kernels.ops.attention.fla import fused_recurrent
     from sglang.kernels.ops.mamba import causal_conv1d_triton
     from sglang.kernels.ops.mamba.triton_ops import mamba_ssm
 
     for module in (causal_conv1d_triton, mamba_ssm, recurrent):
         monkeypatch.setattr(module, "is_arch_support_pdl", lambda: False, raising=False)
     monkeypatch.setattr(torch.cpu, "device", lambda _: contextlib.nullcontext(), raising=False)
+    monkeypatch.setattr(fused_recurrent, "exp", _exp)
+    if replayssm.replayssm_kind() is replayssm.FoldAtCommit:
+        module = importlib.import_module("sglang.kernels.ops.attention.fla.gdn_replayssm_spec_fold")
+        monkeypatch.setattr(module, "range", compiled_range, raising=False)
     monkeypatch.setattr(stock.StockCommit, "run", scatter)
+    monkeypatch.setattr(peers, "scatter_windows", scatter_windows)
+    monkeypatch.setattr(peers, "ACTIVATIONS", torch.float32)
     monkeypatch.setattr(bench_modes, "DEVICE", CPU)
     monkeypatch.setattr(step, "ACTIVATIONS", torch.float32)  # the interpreter cannot multiply bfloat16
     monkeypatch.setattr(bench_modes, "LAYERS", 1)
@@ -71,7 +109,7 @@ def toy(monkeypatch):
         monkeypatch.setattr(module, "time_launches", once)
     monkeypatch.setattr(bench_modes, "environment", dict)
     monkeypatch.setattr(bench_modes, "sets_for", lambda *_, **__: 1)
-    shapes = {"gdn": GdnShape(H=1, HV=2, K=16, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=16, dstate=32, ngroups=1)}
+    shapes = {"gdn": GdnShape(H=1, HV=2, K=32, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=16, dstate=32, ngroups=1)}
     monkeypatch.setattr(bench_modes, "SHAPES", shapes)
 
 
@@ -82,12 +120,21 @@ def test_runs(family, tmp_path, capsys, toy):
     options = ["--workers", "0", "--families", family, "--nodes", "4", "--batches", "2", "--layout-batches", "2"]
     bench_modes.main([*options, "--slots", "2", "--json", str(record)])
     written = json.loads(record.read_text())
-    assert [entry["step"] for entry in written["table"]] == ["stock", "slots", "replay"] * 2
+    chain, tree = ["stock", "slots", "replay"], ["stock", "slots", "replay"]
+    if family == "gdn":
+        chain.append("replayssm")
+    assert [entry["step"] for entry in written["table"]] == chain + tree
+    (floors,) = written["floors"]
+    assert floors["family"] == family and floors["decode"]["parts"].keys() == {"conv", "decode"}
+    assert {"us", "us_p10", "us_p90"} <= floors["decode"].keys() & floors["read"].keys() & floors["copy"].keys()
+    reasons = {entry["kind"]: entry["why"] for entry in written["missing"]}
+    assert reasons["tree"].keys() == {"replayssm", "flashinfer"}
+    assert reasons["chain"].keys() == set(PEERS) - set(chain)
     assert {entry["step"] for entry in written["layouts"]} == {"slots", "slots-kv", "replay", "replay-kv"}
     assert written["moves"][0]["family"] == family
     printed = capsys.readouterr().out
     assert "RED" not in printed and f"{family:6s} 4 tree   2" in printed
-    assert [entry["tracked rows"] for entry in written["table"]] == [2 * 3 / 256] * 6
+    assert {entry["tracked rows"] for entry in written["table"]} == {2 * 3 / 256}
 
 
 WRONG = {
@@ -97,6 +144,7 @@ WRONG = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])
 @pytest.mark.parametrize("mode", ["slots", "replay"])
 @pytest.mark.parametrize("wrong", WRONG)
@@ -110,6 +158,50 @@ def test_red_on_a_wrong_state(family, mode, wrong, monkeypatch, capsys, toy):
     with pytest.raises(SystemExit, match="RED"):
         bench_modes.check(case, [bench_modes.Variant(mode, "vk")])
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_replayssm_is_called_rightly(nodes, toy):
+    """Outputs, states and tracked states of several commits against float64; of eight nodes every commit folds."""
+    errors = bench_modes.check(bench_modes.Case("gdn", nodes, "chain"), ["replayssm"])["replayssm"]
+    # of a ring, outputs are made of rounded updates
+    assert errors["verify"] < 1e-3 and errors["state"] < 1e-5
+
+
+def test_red_on_a_peer_called_wrongly(monkeypatch, toy):
+    commit = peers.Replayssm.commit
+    monkeypatch.setattr(
+        peers.Replayssm, "commit", lambda self, which, last, track: commit(self, which, (last - 1).clamp(min=0), track)
+    )
+    with pytest.raises(SystemExit, match="RED"):
+        bench_modes.check(bench_modes.Case("gdn", 4, "chain"), ["replayssm"])
+
+
+@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+def test_plain_decode_is_one_node_of_a_verify(family, toy):
+    layer = step.make_layer(bench_modes.SHAPES[family], CPU)
+    drafts = step.Drafts(layer, batch=3, nodes=1, kind="chain", sets=1)
+    decode = Decode(drafts, layers=1)
+    states = torch.randn_like(decode.states)
+    step.fill(decode, states, torch.randn_like(decode.conv_states))
+    exact = step.Exact(drafts, states, decode.conv_states.clone())
+    y = decode.convolve(0, 0)
+    assert cases.rms_ratio(y, exact.convolve(0)) < 1e-6
+    assert cases.rms_ratio(decode.score(0, 0, y), exact.score(0, y)) < 1e-5
+    exact.commit(torch.zeros_like(drafts.last), torch.full_like(drafts.last, -1))
+    slots = drafts.slots[0].long()
+    assert cases.rms_ratio(decode.states[:, slots], exact.states[:, slots]) < 1e-5
+
+
+def test_floors_touch_every_element():
+    states = torch.randn(3, 64, 128)
+    moves, before = floors(states), states.clone()
+    moves["read"]()
+    assert torch.equal(states, before)
+    moves["copy"]()
+    assert torch.equal(states, -before)
+    with pytest.raises(ValueError, match="states: 100 elements"):
+        floors(torch.zeros(100))
 
 
 @pytest.mark.parametrize("family", ["gdn", "mamba2"])

@@ -10,9 +10,10 @@ import pytest
 import torch
 from mamba_mtp_kernels.common.grid import LIMITS
 from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
-from mamba_mtp_kernels.conv1d import commit as conv_commit
+from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_replay
 from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
+from mamba_mtp_kernels.conv1d.window import ConvWindow
 from mamba_mtp_kernels.gdn import fold, verify_replay, verify_slots
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
@@ -59,14 +60,22 @@ def convolve(verify: Callable[..., torch.Tensor], **where: object) -> None:
     verify(empty(BATCH * NODES, DIM), conv_states=empty(BATCH + 1, DIM, 3), **weights, **where)
 
 
-def commit_conv() -> None:
-    nothing = dict.fromkeys(("steps_to_track", "track_slots"))
-    inputs = empty(LAYERS, BATCH, NODES, DIM)
-    conv_commit.commit_conv(empty(LAYERS, BATCH + 1, DIM, 3), inputs, rows(), last_correct=integers(BATCH), **nothing)
+def conv_window(*leading: int) -> ConvWindow:
+    size = (*leading, BATCH, THRESHOLD + 2 * NODES)
+    books = {name: integers(BATCH + 1) for name in ("newest", "length")}
+    return ConvWindow(integers(BATCH + 1), integers(*size[-2:]), THRESHOLD, empty(*size, DIM), **books)
+
+
+def all_conv_states() -> torch.Tensor:
+    return empty(LAYERS, BATCH + 1, DIM, 3)
+
+
+def folds() -> Folds:
+    return Folds(*(integers(BATCH) for _ in range(4)))
 
 
 def gdn_fold() -> None:
-    fold.gdn_fold(states(LAYERS), window(LAYERS), Folds(*(integers(BATCH) for _ in range(4))))
+    fold.gdn_fold(states(LAYERS), window(LAYERS), folds())
 
 
 LAUNCHES = {
@@ -86,7 +95,7 @@ LAUNCHES = {
     "conv1d_verify": (
         conv_replay,
         ("_conv1d_verify_kernel",),
-        lambda: convolve(conv_replay.conv1d_verify, rows=rows(), conv_inputs=empty(BATCH, NODES, DIM)),
+        lambda: convolve(conv_replay.conv1d_verify, rows=rows(), window=conv_window()),
         [BATCH * DIM // 256],
     ),
     "conv1d_verify_slots": (
@@ -95,7 +104,18 @@ LAUNCHES = {
         lambda: convolve(conv_slots.conv1d_verify_slots, nodes=nodes()),
         [BATCH * DIM // 128],
     ),
-    "commit_conv": (conv_commit, ("_commit_conv_kernel",), commit_conv, [LAYERS * BATCH * DIM // 256]),
+    "fold_conv": (
+        conv_fold,
+        ("_fold_conv_kernel",),
+        lambda: conv_fold.fold_conv(all_conv_states(), conv_window(LAYERS), folds()),
+        [LAYERS * BATCH * DIM // 256],
+    ),
+    "commit_conv": (
+        conv_fold,
+        ("_fold_conv_kernel",),
+        lambda: conv_fold.commit_conv(all_conv_states(), conv_window(LAYERS), rows()),
+        [LAYERS * BATCH * DIM // 256],
+    ),
 }
 
 

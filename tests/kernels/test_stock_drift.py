@@ -196,6 +196,7 @@ def test_drift_is_no_larger_than_stock_decodes(
     assert ours <= stock, f"error {ours:.2e}, stock's {stock:.2e}"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["gdn", "mamba2"])
 def test_both_sides_follow_float64(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few commits: the same tokens reach our states, stock's and the exact ones."""

@@ -36,7 +36,7 @@ def verify_and_commit(store, slots: list[int], rows: list[int], accepted: list[i
     """A chain's commit of ``accepted`` nodes a row; what a verify writes into windows does not matter here."""
     from sglang_mamba_mtp.state.store import VerifyBatch
 
-    batch = VerifyBatch(torch.tensor(slots), torch.tensor(rows), NODES, True)
+    batch = VerifyBatch(torch.tensor(slots), torch.tensor(rows), torch.tensor(rows), NODES, True)
     store.prepare(batch, None, None)
     store.commit(batch, last_correct=torch.tensor(accepted) - 1, track_slots=None, steps_to_track=None)
 
@@ -73,7 +73,7 @@ def test_counting_never_reads_the_device():
         counts.values = on_device(counts.values)
         pending = torch.arange(8, dtype=torch.int32, device=DEVICE)
         slots = torch.tensor([2, 7, -1], dtype=torch.int32, device=DEVICE)
-        counts.folds(pending, slots, 3)
+        counts.folds(pending[6:] * torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))
         counts.settles(pending, slots)
         counts.moves(slots + 1, slots)
         assert isinstance(counts.values, OnDevice) and reads == []
@@ -137,7 +137,7 @@ def observer(pool, *, metrics: bool, monkeypatch):
         current_scheduler_metrics_enabled=metrics,
         metrics_collector=Collector() if metrics else None,
     )
-    facts = Facts("replay", "GDN", {"windows": 7}, 20, 3, 10, 6, 2, 3, 2)
+    facts = Facts("replay", "GDN", {"windows": 7}, 20, 3, 10, 6, 2, 3, 2, "rewind")
     pool.store.counts = None
     return module.Observer(reporter, facts), registry
 

@@ -87,7 +87,13 @@ def test_one_line_says_what_is_served(watched):
     human, state = lines[0].split(" | mamba-mtp state: ")
     assert json.loads(state) == watched.told["state"]
     mib = watched.told["state"]["speculative_bytes"] / 2**20
-    for words in ("mode replay", "GDN model", f"speculative state {mib:.1f} MiB", "state slots", "requests, SGLang"):
+    for words in (
+        "mode replay",
+        "GDN model",
+        f"speculative state {mib:.1f} MiB",
+        "state slots",
+        "radix extra_buffer, SGLang",
+    ):
         assert words in human
 
 

@@ -92,8 +92,10 @@ REFUSED_WITH_OWN_VERIFY = [
     ({"speculative_num_steps": 64, **NODES_65}, "--speculative-num-steps 64"),
     ({"linear_attn_verify_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
     ({"linear_attn_verify_backend": "nv_cutedsl"}, "--linear-attn-verify-backend nv_cutedsl"),
-    ({"linear_attn_decode_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
-    ({"linear_attn_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
+    (
+        {"linear_attn_decode_backend": "flashinfer", "linear_attn_verify_backend": "flashinfer"},
+        "--linear-attn-verify-backend flashinfer",
+    ),
     ({"enable_mamba_cache_stochastic_rounding": True}, "--enable-mamba-cache-stochastic-rounding True"),
 ]
 
@@ -180,6 +182,8 @@ def test_a_window_that_fits_no_gpu(family):
         {"device": "cpu"},
         {"linear_attn_decode_backend": "flashinfer", "linear_attn_verify_backend": "triton"},
         {"linear_attn_decode_backend": "cutedsl"},
+        {"linear_attn_decode_backend": "flashinfer"},  # its verify, which SGLang derives from it, is overridden
+        {"linear_attn_backend": "flashinfer"},
         {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 64},
         {"speculative_num_steps": 63, "speculative_num_draft_tokens": 64},
         {"speculative_algorithm": "FROZEN_KV_MTP"},

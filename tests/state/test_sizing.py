@@ -71,14 +71,14 @@ class Sizing:
         return slots, rest
 
     def replay(self, memory: float) -> tuple[int, float]:
-        rest = accounting.size_with_windows(self.original, self.configurator, memory, "gdn")
+        rest = accounting.size_with_windows(self.original, self.configurator, memory, "gdn", False)
         assert not self.configurator.spec_algorithm.is_none()
         return self.schedule.max_mamba_cache_size, rest
 
 
 def window_bytes() -> int:
     return WindowShape.of(
-        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, threshold=THRESHOLD, dtype=torch.bfloat16
+        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, threshold=THRESHOLD, dtype=torch.bfloat16, rewinds=False
     ).bytes_per_row()
 
 

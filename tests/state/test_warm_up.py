@@ -15,7 +15,7 @@ from sglang_mamba_mtp.state.store import INDEX_DTYPES, WARM_SIZES
 LENGTHS = (1, 4)
 
 EXPECTED = {
-    "replay": {"build_tree", "commit_window", "commit_conv", "fold", "move_states"},
+    "replay": {"build_tree", "commit_window", "commit_conv", "fold", "fold_conv", "move_states"},
     "slots": {"build_tree", "place_nodes", "commit_slots", "newest_slots", "forget_inputs", "move_states"},
 }
 

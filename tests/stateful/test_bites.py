@@ -16,7 +16,7 @@ from sglang_mamba_mtp.state.pools import MtpMambaPool
 from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch
 from sglang_mamba_mtp.state.window import Window
 
-from .test_lives import ReplayLives, SlotsLives
+from .test_lives import ReplayLives, RewindLives, SlotsLives
 
 
 def _nothing(original):
@@ -39,6 +39,28 @@ def _never_fold(prepare):
         # The window is overwritten instead: what pends beyond the threshold is dropped.
         self.pending.clamp_(max=self.shape.threshold)
         prepare(self, *args)
+
+    return sabotaged
+
+
+def _nothing_stays(commit):
+    def sabotaged(self: Window, batch: VerifyBatch, **kwargs) -> None:
+        commit(self, batch, **kwargs)
+        self.newest.zero_()
+
+    return sabotaged
+
+
+def _one_token_longer(state_at):
+    def sabotaged(self: Window, src: torch.Tensor, dst: torch.Tensor, lengths: torch.Tensor) -> None:
+        state_at(self, src, dst, lengths + 1)
+
+    return sabotaged
+
+
+def _without_the_convolution(fold_both):
+    def sabotaged(self: Window, folds: object) -> None:
+        self._fold(self._states, self._window, folds)
 
     return sabotaged
 
@@ -66,6 +88,10 @@ SABOTAGES = {
     "draft slots' bits stay behind": (SlotsLives, AxisOrders, "move", _nothing),
     "a bit is stale after an overwrite": (ReplayLives, AxisOrders, "mark", _nothing),
     "nobody turns a slot for SGLang": (SlotsLives, AxisOrders, "turn", _nothing),
+    "a fold takes the newest step too": (RewindLives, Window, "commit", _nothing_stays),
+    "a slot is given away a token ahead of its key": (RewindLives, Window, "state_at", _one_token_longer),
+    "slots are taken before they are brought back": (RewindLives, MtpMambaPool, "catch_up", _nothing),
+    "the convolution stays behind a fold": (RewindLives, Window, "_fold_both", _without_the_convolution),
 }
 
 

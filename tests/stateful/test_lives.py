@@ -91,6 +91,14 @@ def replay_pool(model: Model, threshold: int, layout: str):
         return _opened(ReplayPool, model, layout)
 
 
+def rewind_pool(model: Model, threshold: int, layout: str):
+    """The same where requests' states are rewound."""
+    from sglang_mamba_mtp.state.pools import RewindPool
+
+    with mock.patch.dict(os.environ, SGLANG_MAMBA_MTP_WINDOW=str(threshold)):
+        return _opened(RewindPool, model, layout)
+
+
 def slots_pool(model: Model, layout: str):
     """A pool as slots mode builds it, with its draft slots."""
     from sglang_mamba_mtp.state.pools import DraftSlotPool
@@ -125,10 +133,16 @@ class Backend(TargetVerify, _Forwards):
 
 
 class Request:
-    """A running request: its row, slot, track slot and the naive state after its committed tokens."""
+    """A running request: its row, slot, track slot, how many tokens it has committed and the naive state after them;
+    ``back`` are the lengths and states that its newest step can be taken back to, the newest last."""
 
-    def __init__(self, row: int, slot: int, track: int, state: State) -> None:
-        self.row, self.slot, self.track, self.state = row, slot, track, state
+    def __init__(self, row: int, slot: int, track: int) -> None:
+        self.row, self.slot, self.track = row, slot, track
+        self.reach(0, State.zero(SIZES))
+
+    def reach(self, length: int, state: State) -> None:
+        """It has ``length`` tokens, and no step of its to take back."""
+        self.length, self.state, self.back = length, state, [(length, state)]
 
 
 class Lives(RuleBasedStateMachine):
@@ -148,6 +162,9 @@ class Lives(RuleBasedStateMachine):
         self.free_rows = list(range(1, ROWS + 1))
         self.running: list[Request] = []
         self.cached: dict[int, State] = {}
+
+    #: whether a commit takes snapshots
+    tracks = True
 
     def pick(self, count: int) -> int:
         return int(torch.randint(count, (1,), generator=self.rng))
@@ -189,36 +206,52 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.free_rows and len(self.free_slots) >= 2)
     @rule(length=st.integers(1, 5), from_cache=st.booleans())
     def admit(self, length: int, from_cache: bool) -> None:
-        row, slot, track = self.free_rows.pop(), self.free_slots.pop(), self.free_slots.pop()
+        request = Request(self.free_rows.pop(), self.free_slots.pop(), self.free_slots.pop())
         if from_cache and self.cached:
             source = sorted(self.cached)[self.pick(len(self.cached))]
-            state = self.cached[source]
-            self.pool.copy_from(self.index(source).long(), self.index(slot).long())
+            request.state = self.cached[source]
+            self.pool.copy_from(self.index(source).long(), self.index(request.slot).long())
         else:
-            state = State.zero(SIZES)
-            self.pool.clear_slots(self.index(slot).long())
-        self.backend.forward("EXTEND", self.index(slot), self.index(track), graph=False)
-        self.running.append(Request(row, slot, track, self.advance(slot, state, self.tokens(length))))
+            self.pool.clear_slots(self.index(request.slot).long())
+        self.backend.forward("EXTEND", self.index(request.slot), self.index(request.track), graph=False)
+        self.extend(request, length)
+        self.running.append(request)
+
+    def settle(self, request: Request) -> None:
+        """Its slot holds all it has committed: nothing of that can be taken back any more."""
+        self.pool.settle(self.index(request.slot))
+        request.reach(request.length, request.state)
+
+    def extend(self, request: Request, count: int) -> None:
+        """Plain forward of ``count`` tokens."""
+        state = self.advance(request.slot, request.state, self.tokens(count))
+        request.reach(request.length + count, state)
 
     @precondition(lambda self: self.running)
     @rule(length=st.integers(1, 5))
     def continue_chunked_prefill(self, length: int) -> None:
         request = self.running[self.pick(len(self.running))]
         self.backend.forward("EXTEND", self.index(request.slot), None, graph=False)
-        request.state = self.advance(request.slot, request.state, self.tokens(length))
+        self.extend(request, length)
 
     @precondition(lambda self: self.running)
     @rule(nodes=st.integers(1, NODES), chain=st.booleans(), tracked=st.booleans(), padded=st.booleans())
     def verify_and_commit(self, nodes: int, chain: bool, tracked: bool, padded: bool) -> None:
         order = torch.randperm(len(self.running), generator=self.rng).tolist()
         batch = [self.running[i] for i in order[: 1 + self.pick(len(order))]]
+        self.verify(batch, nodes, chain=chain, tracked=tracked and self.tracks, padded=padded)
+
+    def verify(self, batch: list[Request], nodes: int, *, chain: bool, tracked: bool, padded: bool) -> None:
+        """One verify of ``batch`` and its commit."""
+        self.pool.enter_forward()
         size = len(batch) + (PADDING if padded else 0)
         trees = [self.tokens(nodes) for _ in range(size)]
         parents = [[-1, *(i - 1 if chain else self.pick(i) for i in range(1, nodes))] for _ in range(size)]
         next_token, next_sibling = links(parents)
         slots = self.index(*(r.slot for r in batch), *(-1 for _ in range(size - len(batch))))
         rows = self.index(*(r.row for r in batch), *(0 for _ in range(size - len(batch)))).long()
-        verify = VerifyBatch(slots, rows, nodes, chain)
+        lengths = torch.tensor([*(r.length for r in batch), *(0 for _ in range(size - len(batch)))])
+        verify = VerifyBatch(slots, rows, lengths, nodes, chain)
         self.store.prepare(verify, None if chain else next_token, None if chain else next_sibling)
         outputs = self.run_layers(trees, verify)
 
@@ -238,15 +271,19 @@ class Lives(RuleBasedStateMachine):
             last.append(accepted)
             steps.append(node)
             tracks.append(request.track)
-            after.append((states[accepted], states[node]))
+            taken = [states[one] for one in reversed(path)]
+            after.append((taken, states[node]))
+        real = len(batch)
         self.store.commit(
-            VerifyBatch(slots[: len(batch)], rows[: len(batch)], nodes, chain),
+            VerifyBatch(slots[:real], rows[:real], lengths[:real], nodes, chain),
             last_correct=torch.tensor(last, dtype=torch.int64),
             track_slots=torch.tensor(tracks, dtype=torch.int64) if tracked else None,
             steps_to_track=torch.tensor(steps, dtype=torch.int64) if tracked else None,
         )
-        for request, (state, snapshot), node in zip(batch, after, steps, strict=True):
-            request.state = state
+        for request, (taken, snapshot), node in zip(batch, after, steps, strict=True):
+            before = request.length
+            request.back = [(before, request.state), *enumerate(taken, before + 1)]
+            request.length, request.state = request.back[-1]
             if node >= 0 and self.free_slots:
                 # The radix cache takes the snapshot, the request gets another slot to track into.
                 self.cached[request.track] = snapshot
@@ -269,7 +306,7 @@ class Lives(RuleBasedStateMachine):
     def plain_decode(self, graph: bool) -> None:
         self.backend.forward("DECODE", self.index(*(r.slot for r in self.running)), None, graph=graph)
         for request in self.running:
-            request.state = self.advance(request.slot, request.state, self.tokens(1))
+            self.extend(request, 1)
 
     @rule(mode=st.sampled_from(["IDLE", "DRAFT_EXTEND_V2"]))
     def forward_that_reads_no_slot(self, mode: str) -> None:
@@ -280,6 +317,7 @@ class Lives(RuleBasedStateMachine):
     def fork(self) -> None:
         request, slot = self.running[self.pick(len(self.running))], self.free_slots.pop()
         self.pool.copy_from(self.index(request.slot).long(), self.index(slot).long())
+        request.reach(request.length, request.state)  # it was settled for that
         self.cached[slot] = request.state
 
     @precondition(lambda self: self.running and self.free_slots)
@@ -290,6 +328,7 @@ class Lives(RuleBasedStateMachine):
         self.free_slots.insert(0, request.slot)
         self.pool.load_cpu_copy(copy, self.index(slot).long())
         request.slot = slot
+        request.reach(request.length, request.state)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -329,12 +368,17 @@ class Lives(RuleBasedStateMachine):
     def states_are_the_naive_ones(self) -> None:
         if not hasattr(self, "pool"):
             return
+        waiting = {int(slot) for slot in self.pool.queue._slots}  # brought to their lengths by the next forward
         for slot, state in self.cached.items():
-            self.check(slot, state)
+            if slot not in waiting:
+                self.check(slot, state)
         if self.running and self.pick(3) == 0:
             request = self.running[self.pick(len(self.running))]
-            self.pool.settle(self.index(request.slot))
-            self.check(request.slot, request.state)
+            self.check_running(request)
+
+    def check_running(self, request: Request) -> None:
+        self.settle(request)
+        self.check(request.slot, request.state)
 
     def check(self, slot: int, state: State) -> None:
         torch.testing.assert_close(self.read(slot).temporal, state.temporal, rtol=1e-4, atol=1e-5)
@@ -382,6 +426,53 @@ class ReplayLives(Lives):
             assert window.pending[slot] == 0, f"slot {slot} is the cache's and has pending tokens"
 
 
+class RewindLives(ReplayLives):
+    """Replay mode where states are rewound: requests end a step late, and give their own slots away."""
+
+    tracks = False
+
+    @initialize(family=FAMILY, seed=st.integers(0, 2**20), threshold=st.sampled_from([0, 1, 3, 8]), layout=LAYOUT)
+    def start(self, family: str, seed: int, threshold: int, layout: str) -> None:
+        self.live(rewind_pool(self.draw_model(family, seed), threshold, layout))
+
+    @precondition(lambda self: self.running)
+    @rule(steps=st.integers(0, 6), late=st.booleans(), nodes=st.integers(1, NODES), chain=st.booleans())
+    def end_within_the_newest_step(self, steps: int, late: bool, nodes: int, chain: bool) -> None:
+        """After some steps more the key ends anywhere in the newest one; ``late``: the request was verified once more
+        before that was seen, alone or with others."""
+        request = self.running[self.pick(len(self.running))]
+        for _ in range(steps):
+            self.verify([request], nodes, chain=chain, tracked=False, padded=False)
+        length, state = request.back[self.pick(len(request.back))]
+        if late:
+            others = [other for other in self.running if other is not request][: self.pick(ROWS)]
+            self.verify([request, *others], nodes, chain=chain, tracked=False, padded=False)
+        self.pool.give_away(torch.tensor(request.slot), length)
+        self.cached[request.slot] = state
+        self.free_slots.append(request.track)
+        self.release(request)
+
+    def check_running(self, request: Request) -> None:
+        """In another slot, or its newest step could not be taken back any more."""
+        if self.free_slots:
+            slots = (self.index(request.slot), self.index(self.free_slots[0]))
+            self.store.state_at(*slots, torch.tensor([request.length]))
+            self.check(self.free_slots[0], request.state)
+
+    @invariant()
+    def every_length_was_within_reach(self) -> None:
+        if hasattr(self, "pool"):
+            assert self.store.out_of_reach == 0
+
+    @invariant()
+    def bookkeeping_is_sound(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        window = self.store
+        everywhere = torch.arange(window.shape.capacity).int().expand(ROWS + 1, window.shape.capacity)
+        assert torch.equal(window.order.sort(dim=1).values, everywhere)
+
+
 class SlotsLives(Lives):
     """Slots mode."""
 
@@ -403,8 +494,9 @@ class SlotsLives(Lives):
             assert not behind, f"slot {slot} is the cache's and its newest state lies in a draft slot"
 
 
-ReplayLives.TestCase.settings = SlotsLives.TestCase.settings = settings(
+ReplayLives.TestCase.settings = RewindLives.TestCase.settings = SlotsLives.TestCase.settings = settings(
     max_examples=160, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestReplayLives = ReplayLives.TestCase
+TestRewindLives = RewindLives.TestCase
 TestSlotsLives = SlotsLives.TestCase

@@ -104,9 +104,34 @@ def test_a_window_of_all_layers_and_of_one():
         layer.check_room(4)
 
 
+def test_what_the_next_verify_folds():
+    """All tokens past the threshold, or all but the newest."""
+    pending = torch.tensor([9, 0, 2, 3, 4], dtype=torch.int32)
+    newest = torch.tensor([9, 0, 2, 2, 1], dtype=torch.int32)
+    slots = torch.tensor([4, 1, 2, 3])
+    assert gdn_window(pending=pending).folding(slots).tolist() == [4, 0, 0, 3]
+    window = gdn_window(pending=pending, newest=newest, length=integers(SLOTS))
+    assert window.folding(slots).tolist() == [3, 0, 0, 1]
+    layer = window.layer(1)
+    assert layer.newest is newest and layer.length is window.length
+    whole = layer.of_all_layers()
+    assert whole.newest is newest and whole.order is window.order
+    for name in window.input_names():
+        one, again = getattr(layer, name), getattr(whole, name)
+        assert again.shape == (1, *one.shape) and again.data_ptr() == one.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
+        ({"newest": integers(SLOTS)}, ValueError, "newest and length must be given together"),
+        ({"length": integers(SLOTS)}, ValueError, "newest and length must be given together"),
+        ({"newest": integers(4), "length": integers(SLOTS)}, ValueError, r"newest: shape \(4,\), expected \[S=5\]"),
+        (
+            {"newest": integers(SLOTS), "length": integers(SLOTS, dtype=torch.int64)},
+            TypeError,
+            r"length: dtype torch\.int64",
+        ),
         ({"fold_threshold": -1}, ValueError, "fold_threshold: -1"),
         ({"pending": integers(SLOTS, dtype=torch.int64)}, TypeError, "pending: dtype"),
         ({"order": integers(ROWS, 2 * CAPACITY)[:, ::2]}, ValueError, "order: strides"),

@@ -1,17 +1,23 @@
-"""conv1d_verify: the convolution of every node along its own path."""
+"""conv1d_verify: the convolution of every node along its own path, over pending tokens and the slot's state."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from mamba_mtp_kernels.common.operands import NodeSlots, Rows
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows
+from mamba_mtp_kernels.common.reference import commit_window_reference
 from mamba_mtp_kernels.conv1d import ops_for, verify_replay
-from mamba_mtp_kernels.conv1d.reference import conv1d_verify_reference
+from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv
+from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, conv1d_verify_reference, fold_conv_reference
 from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify
+from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, path_to, random_tree_parents
 
 IMPLEMENTATIONS = [pytest.param(conv1d_verify, id="kernel"), pytest.param(conv1d_verify_reference, id="reference")]
+FOLDS = {conv1d_verify: (fold_conv, commit_conv), conv1d_verify_reference: (fold_conv_reference, commit_conv_reference)}
 LIMIT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
@@ -28,42 +34,83 @@ class Case:
         state_dtype=None,
         bias=True,
         slots=None,
+        pending=None,
+        threshold=3,
         strides="pool",
         seed=0,
     ):
+        """pending: tokens of each batch row, at most threshold + N; None: random."""
         generator = torch.Generator().manual_seed(seed)
         batch, nodes = parents.shape
-        self.parents, self.width = parents, width
+        self.parents, self.width, self.threshold, self.newest = parents, width, threshold, None
         self.x = torch.randn(batch * nodes, dim + 6, generator=generator).to(dtype)[:, :dim]
         self.weight = torch.randn(dim, width, generator=generator).to(dtype)
         self.bias = torch.randn(dim, generator=generator).to(dtype) if bias else None
-        slot_count = batch + 3
+        slot_count, row_count, capacity = batch + 3, batch + 1, threshold + 2 * nodes
         states = torch.randn(slot_count, dim, width - 1, generator=generator).to(state_dtype or dtype)
         self.slots = torch.tensor(slots if slots is not None else [batch + 1 - b for b in range(batch)])
-        self.rows = torch.randperm(batch + 1, generator=generator)[:batch]
+        self.rows = torch.randperm(row_count, generator=generator)[:batch]
+        self.order = torch.stack([torch.randperm(capacity, generator=generator) for _ in range(row_count)]).int()
+        if pending is None:
+            pending = torch.randint(0, threshold + nodes + 1, (batch,), generator=generator).tolist()
+        self.pending = torch.full((slot_count,), 10**6, dtype=torch.int32)
+        # numbers that every dtype holds: as much of them as a state does, where that is what is read
+        inputs = torch.randn(row_count, capacity, dim, generator=generator).bfloat16().to(dtype)
+        read = torch.zeros(row_count, capacity, dtype=torch.bool)
+        for b, count in enumerate(pending):
+            if self.slots[b] > 0:
+                self.pending[self.slots[b]] = count
+                read[self.rows[b], self.order[self.rows[b], max(count - width + 1, 0) : count].long()] = True
+                states[self.slots[b], :, : min(count, width - 1)] = float("nan")
+        inputs[~read] = float("nan")
+        self.inputs = inputs
         self.rows[self.slots <= 0] = 10**6
         unused = [s for s in range(slot_count) if s not in self.slots.tolist()]
         states[unused] = float("nan")
         self.states = states.transpose(1, 2).contiguous().transpose(1, 2) if strides == "transposed" else states
-        self.conv_inputs = torch.full((batch + 1, nodes, dim), float("nan"), dtype=dtype)
+
+    def over(self, parents, nodes):
+        """The same case with other trees, [B, N], whose nodes are these of ours."""
+        changed = copy.copy(self)
+        changed.parents, batch = parents, parents.shape[0]
+        changed.x = self.x.reshape(batch, -1, self.x.shape[1])[:, nodes].reshape(batch * len(nodes), -1)
+        return changed
+
+    def batch_rows(self, device):
+        return Rows(self.slots.to(device), self.rows.to(device), parents=self.parents.to(device))
+
+    def window(self, device):
+        """On copies of the window's tensors."""
+        held = (None, None) if self.newest is None else (self.newest.clone().to(device), self.newest.clone().to(device))
+        return ConvWindow(
+            self.pending.clone().to(device),
+            self.order.clone().to(device),
+            self.threshold,
+            self.inputs.clone().to(device),
+            newest=held[0],
+            length=held[1],
+        )
 
     def run(self, op, device, *, activation="silu", **extra):
-        states, conv_inputs = self.states.clone().to(device), self.conv_inputs.clone().to(device)
+        """(y, the window's inputs after it)."""
+        states, window = self.states.clone().to(device), self.window(device)
         y = op(
             self.x.to(device),
             conv_states=states,
             weight=self.weight.to(device),
             bias=None if self.bias is None else self.bias.to(device),
             activation=activation,
-            rows=Rows(self.slots.to(device), self.rows.to(device), parents=self.parents.to(device)),
-            conv_inputs=conv_inputs,
+            rows=self.batch_rows(device),
+            window=window,
             **extra,
         )
         assert_same_bits("conv_states", states, self.states)
-        return y.cpu(), conv_inputs.cpu()
+        assert_same_bits("pending", window.pending, self.pending)
+        assert_same_bits("order", window.order, self.order)
+        return y.cpu(), window.inputs.cpu()
 
     def oracle(self, activation="silu"):
-        """Node by node in float64: last K inputs of (window, path), dotted with the weight."""
+        """Node by node in float64: last K inputs of (state, pending tokens, path), dotted with the weight."""
         batch, nodes = self.parents.shape
         inputs = self.x.double().reshape(batch, nodes, -1)
         y = torch.zeros_like(inputs)
@@ -71,20 +118,25 @@ class Case:
             slot = int(self.slots[b])
             if slot <= 0:
                 continue
+            waiting = self.inputs[self.rows[b], self.order[self.rows[b], : self.pending[slot]].long()].double()
             for node in range(nodes):
                 path = path_to(self.parents[b].tolist(), node)
-                window = torch.cat([self.states[slot].double(), inputs[b, path].T], dim=1)[:, -self.width :]
-                acc = (window * self.weight.double()).sum(1)
+                history = torch.cat([self.states[slot].double(), waiting.T, inputs[b, path].T], dim=1)[:, -self.width :]
+                acc = (history * self.weight.double()).sum(1)
                 if self.bias is not None:
                     acc = acc + self.bias.double()
                 y[b, node] = torch.nn.functional.silu(acc) if activation else acc
         return y.reshape(batch * nodes, -1)
 
     def expected_inputs(self):
+        """Node i's inputs behind the pending ones."""
         batch, nodes = self.parents.shape
-        expected = self.conv_inputs.clone()
-        real = self.slots > 0
-        expected[self.rows[real]] = self.x.reshape(batch, nodes, -1)[real]
+        expected = self.inputs.clone()
+        for b in range(batch):
+            if self.slots[b] > 0:
+                p = int(self.pending[self.slots[b]])
+                positions = self.order[self.rows[b], p : p + nodes].long()
+                expected[self.rows[b], positions] = self.x.reshape(batch, nodes, -1)[b]
         return expected
 
 
@@ -95,9 +147,42 @@ def test_matches_oracle(op, shape, nodes, device):
     generator = torch.Generator().manual_seed(nodes)
     parents = chain_parents(2, nodes) if shape == "chain" else random_tree_parents(2, nodes, generator)
     case = Case(parents, seed=nodes)
-    y, conv_inputs = case.run(op, device)
+    y, inputs = case.run(op, device)
     assert_close("y", y, case.oracle(), LIMIT[torch.float32])
-    assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
+    assert_same_bits("inputs", inputs, case.expected_inputs())
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("threshold", [0, 5])
+def test_every_pending_count(op, width, threshold, device):
+    """From none to as many as a verify may find; what is older than a state's worth is not read."""
+    nodes = 3
+    pending = list(range(threshold + nodes + 1))
+    parents = random_tree_parents(len(pending), nodes, torch.Generator().manual_seed(width))
+    case = Case(parents, width=width, pending=pending, threshold=threshold, seed=threshold)
+    y, inputs = case.run(op, device)
+    assert_close("y", y, case.oracle(), LIMIT[torch.float32])
+    assert_same_bits("inputs", inputs, case.expected_inputs())
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_pending_token_counts_as_a_folded_one(op, dtype, state_dtype, device):
+    """The same bits, whatever has been folded: a window's token is rounded as a state would hold it."""
+    case = Case(
+        random_tree_parents(5, 4, torch.Generator().manual_seed(6)), dim=33, dtype=dtype, state_dtype=state_dtype,
+        pending=[0, 1, 2, 3, 7],
+    )  # fmt: skip
+    waiting = torch.randn(case.inputs.shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+    case.inputs = torch.where(case.inputs.isnan(), case.inputs, waiting)
+    y, _ = case.run(op, device)
+    states, slots = case.states.clone().to(device), case.slots.to(device)
+    folds = Folds(slots, slots, case.rows.to(device), case.pending[case.slots].to(device))
+    FOLDS[op][0](states[None], case.window(device).of_all_layers(), folds)
+    case.states, case.pending[case.slots] = states.cpu(), 0
+    assert_same_bits("y", case.run(op, device)[0], y)
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
@@ -107,9 +192,9 @@ def test_matches_oracle(op, shape, nodes, device):
 def test_widths_and_epilogues(op, width, activation, bias, device):
     parents = random_tree_parents(2, 6, torch.Generator().manual_seed(width))
     case = Case(parents, width=width, bias=bias, strides="transposed" if bias else "pool")
-    y, conv_inputs = case.run(op, device, activation=activation)
+    y, inputs = case.run(op, device, activation=activation)
     assert_close("y", y, case.oracle(activation), LIMIT[torch.float32])
-    assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
+    assert_same_bits("inputs", inputs, case.expected_inputs())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -118,12 +203,12 @@ def test_dtypes(dtype, state_dtype, device):
     case = Case(
         random_tree_parents(2, 5, torch.Generator().manual_seed(3)), dim=33, dtype=dtype, state_dtype=state_dtype
     )
-    y, conv_inputs = case.run(conv1d_verify, device)
+    y, inputs = case.run(conv1d_verify, device)
     rounded, _ = case.run(conv1d_verify_reference, device)
     assert y.dtype == rounded.dtype == dtype
     assert_close("kernel", y, case.oracle(), LIMIT[dtype])
     assert_close("reference", rounded, case.oracle(), LIMIT[dtype])
-    assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
+    assert_same_bits("inputs", inputs, case.expected_inputs())
 
 
 def test_float64_reference_is_the_oracle(device):
@@ -133,30 +218,60 @@ def test_float64_reference_is_the_oracle(device):
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-def test_tree_that_is_a_chain_has_the_chains_bits(op, device):
+@pytest.mark.parametrize("pending", [0, 1, 2, 5])
+def test_tree_that_is_a_chain_has_the_chains_bits(op, pending, device):
     """Branches beside a path must not change the path's outputs."""
-    case = Case(torch.tensor([[-1, 0, 0, 1, 3, 1, 4]], dtype=torch.int32), seed=8)
+    case = Case(torch.tensor([[-1, 0, 0, 1, 3, 1, 4]], dtype=torch.int32), pending=[pending], seed=8)
     tree, _ = case.run(op, device)
     path = [0, 1, 3, 4, 6]
-    chain = Case(chain_parents(1, 5), seed=8)
-    chain.x, chain.states, chain.weight, chain.bias = case.x[path], case.states, case.weight, case.bias
-    along, _ = chain.run(op, device)
+    along, _ = case.over(chain_parents(1, len(path)), path).run(op, device)
     assert_same_bits("y", tree[path], along)
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-def test_a_chain_in_two_steps_has_the_bits_of_one(op, device):
-    """Verify of 6 = verify of 4, window moved on by 4, verify of 2: what decode without speculation computes."""
-    whole = Case(chain_parents(1, 6), seed=11)
+@pytest.mark.parametrize(
+    ("threshold", "keeps_newest", "pending"),
+    [
+        (0, False, [4, 1, 3, 2, 2, 1]),
+        (4, False, [4, 5, 3, 5, 2, 3]),
+        (4, True, [4, 5, 4, 6, 4, 5]),
+        (30, False, [4, 5, 8, 10, 12, 13]),
+        (30, True, [4, 5, 8, 10, 12, 13]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_chain_in_many_steps_has_the_bits_of_one(op, threshold, keeps_newest, pending, dtype, device):
+    """Verify of 13 = verifies of 4, of which 1 to 4 are accepted, with all commits and folds between them: what decode
+    without speculation computes. `pending`: after each commit."""
+    whole = Case(chain_parents(1, 13), pending=[0], threshold=30, dtype=dtype, seed=11)
     y, _ = whole.run(op, device)
-    first = Case(chain_parents(1, 4), seed=11)
-    first.x, first.states, first.weight, first.bias = whole.x[:4], whole.states, whole.weight, whole.bias
-    second = Case(chain_parents(1, 2), seed=11)
-    moved = whole.states.clone()
-    slot = int(whole.slots[0])
-    moved[slot] = whole.x[1:4].T
-    second.x, second.states, second.weight, second.bias = whole.x[4:], moved, whole.weight, whole.bias
-    assert_same_bits("y", torch.cat([first.run(op, device)[0], second.run(op, device)[0]]), y)
+    step = Case(chain_parents(1, 4), pending=[0], threshold=threshold, dtype=dtype, seed=11)
+    step.weight, step.bias, step.states[step.slots] = whole.weight, whole.bias, whole.states[whole.slots]
+    if keeps_newest:
+        step.newest = torch.zeros_like(step.pending)
+    done = 0
+    for accepted, expected in zip((4, 1, 3, 2, 2, 1), pending, strict=True):
+        garbage = torch.full_like(whole.x[:4], float("nan"))
+        step.x = torch.cat([whole.x[done : done + accepted], garbage[accepted:]])
+        outputs, step.inputs = step.run(op, device)
+        assert_same_bits(f"y from {done} on", outputs[:accepted], y[done : done + accepted])
+        window, rows = step.window(device), step.batch_rows(device)
+        states = step.states[None].to(device)
+        FOLDS[op][1](states, window.of_all_layers(), rows)
+        commit_window_reference(
+            window,
+            rows,
+            window_row=torch.zeros_like(window.pending),
+            last_correct=torch.tensor([accepted - 1], device=device),
+            steps_to_track=None,
+            track_count=torch.zeros(1, dtype=torch.int32, device=device),
+            lengths=torch.tensor([done], device=device),
+        )
+        step.states, step.pending, step.order = states[0].cpu(), window.pending.cpu(), window.order.cpu()
+        step.newest = window.newest.cpu() if keeps_newest else None
+        done += accepted
+        assert int(step.pending[step.slots[0]]) == expected
+    assert done == 13
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
@@ -164,10 +279,11 @@ def test_a_chain_in_two_steps_has_the_bits_of_one(op, device):
 def test_padding_rows(op, index_dtype, device):
     case = Case(random_tree_parents(4, 3, torch.Generator().manual_seed(1)), slots=[0, 2, -1, 5])
     case.parents[0] = torch.tensor([9, 10**6, -(10**6)])
+    case.pending[[0, -1]] = 10**6
     case.slots, case.rows = case.slots.to(index_dtype), case.rows.to(index_dtype)
-    y, conv_inputs = case.run(op, device)
+    y, inputs = case.run(op, device)
     assert (y.reshape(4, 3, -1)[[0, 2]] == 0).all()
-    assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
+    assert_same_bits("inputs", inputs, case.expected_inputs())
     case.parents[0] = chain_parents(1, 3)[0]
     assert_close("y", y, case.oracle(), LIMIT[torch.float32])
 
@@ -177,23 +293,39 @@ def test_many_programs_path(device, monkeypatch):
     case = Case(random_tree_parents(5, 3, torch.Generator().manual_seed(2)), dim=4, slots=[1, 0, 3, 4, 5])
     spread, _ = case.run(conv1d_verify, device)
     monkeypatch.setattr(verify_replay, "PROGRAMS_WANTED", 0)
-    y, conv_inputs = case.run(conv1d_verify, device)
+    y, inputs = case.run(conv1d_verify, device)
     assert_same_bits("y", y, spread)
-    assert_same_bits("conv_inputs", conv_inputs, case.expected_inputs())
+    assert_same_bits("inputs", inputs, case.expected_inputs())
 
 
-@pytest.mark.parametrize("mutate", ["parent", "tap order", "shifted window", "stale window"])
+@pytest.mark.parametrize(
+    "mutate",
+    ["parent", "tap order", "shifted state", "another slot", "pending-1", "pending+1", "order", "another row"],
+)
 def test_mutations_are_seen(mutate, device):
-    case = Case(torch.tensor([[-1, 0, 0, 1, 2]], dtype=torch.int32), seed=4)
+    case = Case(torch.tensor([[-1, 0, 0, 1, 2]], dtype=torch.int32), pending=[2], seed=4)
     expected = case.oracle()
+    # a wrong number must show without help from NaN
+    generator = torch.Generator().manual_seed(5)
+    for name in ("states", "inputs"):
+        held = getattr(case, name)
+        setattr(case, name, torch.where(held.isnan(), torch.randn(held.shape, generator=generator), held))
+    slot, row = int(case.slots[0]), int(case.rows[0])
+    assert_close("y", case.run(conv1d_verify, device)[0], expected, LIMIT[torch.float32])
     if mutate == "parent":
         case.parents[0, 4] = 1
     elif mutate == "tap order":
         case.weight = case.weight.flip(1).contiguous()
-    elif mutate == "shifted window":
+    elif mutate == "shifted state":
         case.states = case.states.roll(1, 2)
+    elif mutate == "another slot":
+        case.states = case.states.roll(1, 0)
+    elif mutate.startswith("pending"):
+        case.pending[slot] += 1 if mutate == "pending+1" else -1
+    elif mutate == "order":
+        case.order[row, [0, 1]] = case.order[row, [1, 0]]
     else:
-        case.states = case.states.roll(1, 0).nan_to_num(0.5)
+        case.rows[0] = 1 - row
     y, _ = case.run(conv1d_verify, device)
     with pytest.raises(AssertionError, match="RMS error ratio"):
         assert_close("y", y, expected, 1e-2)
@@ -203,8 +335,16 @@ def test_errors_name_the_argument(device):
     case = Case(chain_parents(1, 3))
     with pytest.raises(ValueError, match="activation: 'gelu'"):
         case.run(conv1d_verify, device, activation="gelu")
-    case.weight = case.weight[:, :3].contiguous()
+    narrow = copy.copy(case)
+    narrow.weight = case.weight[:, :3].contiguous()
     with pytest.raises(ValueError, match="conv_states: shape"):
+        narrow.run(conv1d_verify, device)
+    case.inputs = case.inputs[:, :, :9].contiguous()
+    with pytest.raises(ValueError, match=r"window_inputs: shape .*, expected \[R=2, C=9, dim=10\]"):
+        case.run(conv1d_verify, device)
+    case = Case(chain_parents(1, 3))
+    case.threshold = 4
+    with pytest.raises(ValueError, match=r"order: capacity 9, expected at least 4 \+ 2 \* 3"):
         case.run(conv1d_verify, device)
 
 
@@ -216,12 +356,15 @@ def test_ops_for():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_cpu_engine_convolves_alike_in_every_mode(dtype):
     """Replay's op for a CPU and slots mode's, which has the bits of the CPU engine's own convolution."""
-    case = Case(chain_parents(3, 5), dim=40, dtype=dtype, state_dtype=dtype)
+    case = Case(chain_parents(3, 5), dim=40, dtype=dtype, state_dtype=dtype, pending=[0, 2, 6])
     ops = ops_for("cpu")
     ours, _ = case.run(ops.conv1d_verify, torch.device("cpu"))
+    states = case.states.clone()
+    window = case.window("cpu").of_all_layers()
+    ops.fold_conv(states[None], window, Folds(case.slots, case.slots, case.rows, case.pending[case.slots]))
     theirs = ops.conv1d_verify_slots(
         case.x,
-        conv_states=case.states.clone(),
+        conv_states=states,
         weight=case.weight,
         bias=case.bias,
         activation="silu",

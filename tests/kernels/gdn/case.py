@@ -72,8 +72,7 @@ class Case:
 
     def folding_slots(self) -> torch.Tensor:
         books = self.books
-        live = books.slots[books.slots > 0].long().cpu()
-        return live[books.pending.cpu()[live] > books.fold_threshold]
+        return torch.tensor([int(books.slots[b]) for b in self.live().tolist() if books.folding(b) > 0]).long()
 
     def node_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, positions) [live, N] of the entries this verify appends."""
@@ -103,6 +102,7 @@ def make_case(
     V: int = 16,
     fold_threshold: int = 6,
     pending: list[int] | None = None,
+    newest: list[int] | None = None,
     padding: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
     state_dtype: torch.dtype = torch.float32,
@@ -133,6 +133,7 @@ def make_case(
         generator=generator,
         padding=padding,
         index_dtype=index_dtype,
+        newest=newest,
     )
     tokens, (rows, capacity), slots = batch * nodes, books.order.shape, books.pending.shape[0]
     # q | k | v side by side, as the conv kernel leaves them: token stride over all three

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference
+from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..helpers import ancestors_of, rms_ratio
 from .case import Case, make_case, with_books
@@ -124,6 +126,26 @@ def test_wrong_inputs_are_noticed(name: str) -> None:
     expected, _ = case.oracle()
     assert rms_ratio(case.clone().run(gdn_verify_reference), expected) <= FLOAT32_LIMIT
     assert rms_ratio(INPUTS[name](case).run(gdn_verify_reference), expected) > 1000 * FLOAT32_LIMIT
+
+
+FOLDS = {
+    "newest forgotten": torch.zeros_like,
+    "folded one token too far": lambda newest: newest - 1,
+    "folded one token too few": lambda newest: newest + 1,
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_wrong_folds_are_noticed(name: str) -> None:
+    """Outputs are the same whatever is folded: it is the state that must show it."""
+    case = make_case(batch=3, nodes=5, tree=True, H=1, HV=2, pending=[3, 8, 9], newest=[2, 3, 1], seed=3)
+    check_verify(case.clone(), gdn_verify_reference)
+
+    def verify(*args: torch.Tensor, window: GdnWindow, **kwargs: object) -> torch.Tensor:
+        return gdn_verify_reference(*args, window=replace(window, newest=FOLDS[name](window.newest)), **kwargs)
+
+    with pytest.raises(AssertionError, match="folded state"):
+        check_verify(case, verify)
 
 
 @pytest.mark.parametrize("name", WRITES)

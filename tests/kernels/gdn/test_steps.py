@@ -8,10 +8,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mamba_mtp_kernels.common.operands import Folds
 from mamba_mtp_kernels.common.reference import commit_window_reference
 from mamba_mtp_kernels.gdn.reference import gdn_fold_reference, gdn_verify_reference
+from mamba_mtp_kernels.gdn.window import GdnWindow
 
-from ..helpers import ancestors_of, assert_close, chain_parents, path_to, random_tree_parents, rms_ratio
+from ..helpers import (
+    ancestors_of,
+    assert_close,
+    assert_same_bits,
+    chain_parents,
+    path_to,
+    random_tree_parents,
+    rms_ratio,
+)
 from .case import WINDOWS, Case, make_case, with_books
 from .checks import FLOAT32_LIMIT, implementation
 
@@ -37,21 +47,29 @@ def run_steps(
     nodes: int = 4,
     corrupt_rejected: bool = True,
     outputs: bool = True,
+    fold: Callable[..., None] | None = None,
     seed: int = 0,
     **shape: object,
 ) -> dict[str, object]:
     """Verify and commit `steps` times with random paths.
 
+    fold: windows keep their newest tokens, and after each commit the states of two commits ago, and of some length
+    since then, are made in other slots and compared with float64's ("back": the worst error ratio).
+
     Returns the pools after the last step ("case"), the float64 states ("exact") and those of plain decode ("plain":
     float32 arithmetic, rounded to the pool's dtype after each token), and the worst output error ratio ("o").
     """
     generator = torch.Generator().manual_seed(seed)
-    case = make_case(batch=batch, nodes=nodes, pending=[0] * batch, device=device, seed=seed, **shape)
+    none = [0] * batch
+    newest = None if fold is None else none
+    case = make_case(batch=batch, nodes=nodes, pending=none, newest=newest, device=device, seed=seed, **shape)
     slots = case.books.slots.long()
     state_dtype = case.tensors["checkpoint"].dtype
     exact = case.tensors["checkpoint"][slots].cpu().double()
     plain = case.tensors["checkpoint"][slots].cpu().float()
-    worst = 0.0
+    worst = worst_back = 0.0
+    reached = [[exact[b].clone()] for b in range(batch)]  # by length
+    lengths = [torch.zeros(batch, dtype=torch.int32)]  # by step
     for step in range(steps):
         fresh = make_case(batch=batch, nodes=nodes, pending=[0] * batch, device=device, seed=seed + 1 + step, **shape)
         for name in ("q", "k", "v", "a", "b"):
@@ -67,6 +85,8 @@ def run_steps(
                 worst = max(worst, _output_error(exact[b], on_cpu, out, b, nodes, parents[b].tolist()))
             for i in path_to(parents[b].tolist(), int(last[b])):
                 exact[b] = plain_decode(exact[b], on_cpu, b * nodes + i, torch.float64)
+                if fold is not None:
+                    reached[b].append(exact[b].clone())
                 plain[b] = plain_decode(plain[b], on_cpu, b * nodes + i, torch.float32).to(state_dtype).float()
             if corrupt_rejected:
                 accepted = path_to(parents[b].tolist(), int(last[b]))
@@ -80,8 +100,34 @@ def run_steps(
             last_correct=last.to(device),
             steps_to_track=None,
             track_count=torch.zeros(batch, dtype=torch.int32, device=device),
+            lengths=None if fold is None else lengths[-1].to(device),
         )
-    return {"case": case, "exact": exact, "plain": plain, "o": worst}
+        lengths.append(lengths[-1] + torch.tensor([depth_of(parents[b], int(last[b])) for b in range(batch)]).int())
+        if fold is not None:
+            assert_same_bits("length", case.books.length[slots], lengths[-1])
+            since = lengths[max(step - 1, 0)]
+            between = torch.rand(batch, generator=generator) * (lengths[-1] - since + 1)
+            for wanted in (since, since + between.int()):
+                expected = torch.stack([reached[b][int(wanted[b])] for b in range(batch)])
+                worst_back = max(worst_back, rms_ratio(state_at(case, fold, wanted), expected))
+    return {"case": case, "exact": exact, "plain": plain, "o": worst, "back": worst_back}
+
+
+def depth_of(parents: torch.Tensor, node: int) -> int:
+    """Nodes from the root to `node`, both counted."""
+    return len(path_to(parents.tolist(), node))
+
+
+def state_at(case: Case, fold: Callable[..., None], lengths: torch.Tensor) -> torch.Tensor:
+    """The batch's states at these lengths, made in slots that nobody has."""
+    books, slots = case.books, case.books.slots.long()
+    taken = set(slots.tolist())
+    free = [slot for slot in range(1, books.pending.shape[0]) if slot not in taken][: len(taken)]
+    others = torch.tensor(free, device=slots.device)
+    counts = lengths.to(slots.device) - (books.length[slots] - books.pending[slots])
+    assert (counts >= 0).all(), "a state wanted is gone"
+    case.fold(fold, Folds(slots, others, books.rows.long(), counts.long()))
+    return case.tensors["checkpoint"][others].cpu()
 
 
 def _with_tree(case: Case, parents: torch.Tensor, device: torch.device) -> Case:
@@ -126,6 +172,35 @@ def test_steps(which: str, tree: bool, fold_threshold: int, device: torch.device
     result = run_steps(verify, steps=steps, tree=tree, device=device, **shape)
     assert result["o"] <= 1e-5, result["o"]
     assert_close("state", settle(result["case"], fold), result["exact"], FLOAT32_LIMIT)
+
+
+@pytest.mark.parametrize("which", ["triton", "reference"])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_steps_back(which: str, tree: bool, device: torch.device) -> None:
+    """Windows that keep their newest tokens: with a step too many committed, the one before it can be cut as well."""
+    verify, fold = implementation(which, device)
+    steps = 30 if device.type == "cuda" else 8
+    shape = {"H": 1, "HV": 2, "K": 16, "V": 16, "fold_threshold": 4}
+    result = run_steps(verify, steps=steps, tree=tree, device=device, fold=fold, **shape)
+    assert result["o"] <= 1e-5, result["o"]
+    assert result["back"] <= FLOAT32_LIMIT, result["back"]
+    assert_close("state", settle(result["case"], fold), result["exact"], FLOAT32_LIMIT)
+
+
+@pytest.mark.parametrize("too_far", ["newest forgotten", "one token"])
+def test_a_fold_too_far_is_noticed(too_far: str, device: torch.device) -> None:
+    """By the states wanted alone: outputs and settled states stay right where every party folds too far."""
+    shape = {"H": 1, "HV": 2, "K": 16, "V": 16, "fold_threshold": 4}
+
+    def verify(*args: torch.Tensor, window: GdnWindow, **kwargs: object) -> torch.Tensor:
+        if too_far == "newest forgotten":
+            window.newest.zero_()
+        else:
+            window.newest.copy_((window.newest - 1).clamp(min=0))
+        return gdn_verify_reference(*args, window=window, **kwargs)
+
+    with pytest.raises(AssertionError, match="a state wanted is gone"):
+        run_steps(verify, steps=12, tree=False, device=device, fold=gdn_fold_reference, **shape)
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)

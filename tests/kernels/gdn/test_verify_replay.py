@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ..helpers import ancestors_of, assert_same_bits, chain_parents, random_tree_parents
-from .case import Case, make_case, with_books
-from .checks import check_verify, implementation
+from ..helpers import ancestors_of, assert_close, assert_same_bits, chain_parents, random_tree_parents
+from .case import WINDOWS, Case, make_case, with_books
+from .checks import FLOAT32_LIMIT, check_verify, implementation
 
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
 
@@ -77,6 +78,38 @@ def test_every_pending_count(which: str, fold_threshold: int, index_dtype: torch
     check_verify(case, implementation(which, device)[0])
 
 
+def every_newest(fold_threshold: int, nodes: int) -> tuple[list[int], list[int]]:
+    """Pending and newest counts of all rows that a window of this threshold may hold."""
+    pairs = [(p, n) for p in range(fold_threshold + nodes + 1) for n in range(min(p, fold_threshold) + 1)]
+    return [p for p, _ in pairs], [n for _, n in pairs]
+
+
+@BOTH
+@pytest.mark.parametrize("fold_threshold", [0, 1, 4])
+def test_every_newest_count(which: str, fold_threshold: int, device: torch.device) -> None:
+    """Against float64, and against float64 that folds nothing: what has been folded is no matter to the outputs."""
+    pending, newest = every_newest(fold_threshold, 2)
+    case = make_case(
+        batch=len(pending) + 1, nodes=2, tree=True, H=1, HV=1, fold_threshold=fold_threshold, pending=[*pending, 0],
+        newest=[*newest, 0], padding=(len(pending),), strided=True, device=device,
+    )  # fmt: skip
+    lazy = with_books(case, fold_threshold=1000, newest=None, length=None)
+    out = check_verify(case, implementation(which, device)[0])
+    assert_close("o", out, lazy.oracle()[0], FLOAT32_LIMIT)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_new_is_a_window_that_does_not_ask(which: str, dtype: torch.dtype, device: torch.device) -> None:
+    """newest of 0 everywhere: the bits of newest None."""
+    case = make_case(batch=3, pending=[3, 7, 10], newest=[0, 0, 0], dtype=dtype, state_dtype=dtype, device=device)
+    plain = with_books(case, newest=None, length=None)
+    verify = implementation(which, device)[0]
+    assert_same_bits("o", case.run(verify), plain.run(verify))
+    for name in ("checkpoint", *WINDOWS):
+        assert_same_bits(name, case.tensors[name], plain.tensors[name])
+
+
 @BOTH
 def test_only_padding_rows(which: str, device: torch.device) -> None:
     check_verify(make_case(batch=2, padding=(0, 1), device=device), implementation(which, device)[0])
@@ -135,18 +168,27 @@ def test_other_branches_do_not_matter(which: str, device: torch.device) -> None:
 
 
 @BOTH
-def test_verify_that_folds_equals_settle_then_verify(which: str, device: torch.device) -> None:
-    """The fold inside a verify is the fold of gdn_fold, and its outputs start from the state as written."""
+@pytest.mark.parametrize("newest", [None, [3, 0, 6]], ids=["takes all", "leaves the newest"])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_verify_that_folds_equals_fold_then_verify(
+    which: str, newest: list[int] | None, state_dtype: torch.dtype, device: torch.device
+) -> None:
+    """The fold inside a verify is the fold of gdn_fold of as many tokens, and its outputs start from the state as
+    written; what it leaves pending is replayed as ever."""
     verify, fold = implementation(which, device)
-    for state_dtype in (torch.float32, torch.bfloat16):
-        case = make_case(batch=2, H=1, HV=2, pending=[7, 10], state_dtype=state_dtype, device=device)
-        settled = case.clone()
-        books = settled.books
-        settled.fold(fold, books.settling())
-        books.pending[books.slots.long()] = 0
-        ours, theirs = case.run(verify), settled.run(verify)
-        assert_same_bits("checkpoint", case.tensors["checkpoint"], settled.tensors["checkpoint"])
-        assert_same_bits("o", ours, theirs)
+    case = make_case(batch=3, H=1, HV=2, pending=[7, 10, 9], newest=newest, state_dtype=state_dtype, device=device)
+    folded = with_books(case, newest=None, length=None)
+    books, slots = folded.books, case.books.slots.long()
+    counts = [pending - stays for pending, stays in zip((7, 10, 9), newest or (0, 0, 0), strict=True)]
+    folded.fold(fold, replace(books.settling(), counts=torch.tensor(counts, device=device)))
+    for b, count in enumerate(counts):
+        row = int(books.rows[b])
+        books.order[row] = books.order[row].roll(-count)
+    books.pending[slots] -= torch.tensor(counts, dtype=torch.int32, device=device)
+    ours, theirs = case.run(verify), folded.run(verify)
+    for name in ("checkpoint", *WINDOWS):
+        assert_same_bits(name, case.tensors[name], folded.tensors[name])
+    assert_same_bits("o", ours, theirs)
 
 
 def test_rejected_arguments(device: torch.device) -> None:

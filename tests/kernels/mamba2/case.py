@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from mamba_mtp_kernels.common.operands import States
+from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.mamba2.arguments import per_head
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
@@ -34,6 +34,11 @@ class Case:
 
     def window(self) -> Mamba2Window:
         return self.books.window(Mamba2Window, **{name.removeprefix("window_"): self.tensors[name] for name in WINDOWS})
+
+    def fold(self, fold: Callable[..., None], folds: Folds) -> None:
+        """Run a fold over the one layer."""
+        given = self.tensors
+        fold(States(given["checkpoint"][None]), self.window().of_all_layers(), folds, A=given["A"][None])
 
     def run(
         self,
@@ -86,8 +91,7 @@ class Case:
     def check_untouched(self, before: Case) -> None:
         """Nothing changed but appended window entries and the checkpoints of folding slots."""
         books = before.books
-        for name in ("slots", "rows", "pending", "window_row", "order", "parents", "ancestors"):
-            assert_same_bits(name, getattr(self.books, name), getattr(books, name))
+        self.books.assert_same(books)
         for name in ("x", "dt", "B", "C", "A", "D", "dt_bias"):
             if self.tensors[name] is not None:
                 assert_same_bits(name, self.tensors[name], before.tensors[name])
@@ -97,7 +101,7 @@ class Case:
             if books.slots[b] > 0:
                 p, row = books.pending_of(b), int(books.rows[b])
                 appended[row, books.order[row, p : p + books.nodes].long().cpu()] = True
-                folding[int(books.slots[b])] = p > books.fold_threshold
+                folding[int(books.slots[b])] = books.folding(b) > 0
         for name in WINDOWS:
             assert_same_bits(name, self.tensors[name].cpu()[~appended], before.tensors[name].cpu()[~appended])
         after, old = self.tensors["checkpoint"].cpu(), before.tensors["checkpoint"].cpu()
@@ -138,6 +142,7 @@ def make_case(
     dstate: int = 16,
     fold_threshold: int = 6,
     pending: list[int] | None = None,
+    newest: list[int] | None = None,
     padding: tuple[int, ...] = (),
     dtype: torch.dtype = torch.float32,
     state_dtype: torch.dtype = torch.float32,
@@ -167,6 +172,7 @@ def make_case(
         generator=generator,
         padding=padding,
         index_dtype=index_dtype,
+        newest=newest,
     )
     tokens, (rows, capacity), slots = batch * nodes, books.order.shape, books.pending.shape[0]
     inner, width = nheads * headdim, ngroups * dstate

@@ -3,7 +3,8 @@
     python -m tests.kernels.mamba2.compile_report [WORD ...]     # only lines that contain every word
 
 Default launch shapes at real sizes. Exits with 1 if one of them spills more than a few registers: N = 32 at dstate 256
-does (64 to 144 bytes), and a 16-bit state at batch 1 (16 bytes).
+does (64 to 144 bytes), and a 16-bit state at batch 1 (16 bytes). A verify that is launched under a register limit
+(verify_replay.default_tiling) is shown with and without; what it spills there is the limit's doing and no failure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import triton
 from mamba_mtp_kernels.common import tree as common_tree
 from mamba_mtp_kernels.common import window as common_window
-from mamba_mtp_kernels.conv1d import commit as conv_commit
+from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
 from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
@@ -37,10 +38,10 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
 def resources(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int, max_registers: int = 0
 ) -> dict[str, int]:
     """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
-    kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages)
+    kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages, max_registers=max_registers)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
@@ -65,7 +66,9 @@ def mamba2(
     batch: int,
     either: bool = False,
     tiling: mamba2_verify.Tiling | None = None,
+    keeps_newest: bool = True,
 ) -> dict[str, int]:
+    """keeps_newest: a fold leaves the newest tokens pending."""
     tiling = tiling or mamba2_verify.default_tiling(
         headdim=headdim, dstate=dstate, nodes=nodes, fold_threshold=window, batch=batch, nheads=heads
     )
@@ -88,8 +91,13 @@ def mamba2(
     pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
     give_axis_order(pointers, constants, either)
+    give_newest(pointers, constants, keeps_newest)
     kernel = mamba2_verify._mamba2_verify_kernel
-    return resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
+    used = resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
+    if tiling.max_registers:
+        limited = resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages, tiling.max_registers)
+        used |= {"limit": limited["registers"], "spilled under it": limited["spilled"]}
+    return used
 
 
 def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either: bool) -> None:
@@ -97,6 +105,13 @@ def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either:
         pointers["axis_order"] = "u8"
     else:
         constants["axis_order"] = None
+
+
+def give_newest(pointers: dict[str, str], constants: dict[str, Any], keeps_newest: bool) -> None:
+    if keeps_newest:
+        pointers["newest"] = "i32"
+    else:
+        constants["newest"] = None
 
 
 def slots(
@@ -147,16 +162,21 @@ def fold(
 def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
     constants = {"DIM": dim, "N": nodes, "K": width, "NODES": per_program, "BLOCK_D": 256}
     constants |= {"HAS_BIAS": True, "SILU": True, "stride_tok": 1}
-    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "conv_inputs"), "bf16")
-    pointers |= dict.fromkeys(("slots", "rows", "parents"), "i32")
+    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "window_inputs"), "bf16")
+    pointers |= dict.fromkeys(("slots", "rows", "parents", "pending", "order"), "i32")
     return resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
 
 
-def conv_window(dim: int, width: int, nodes: int) -> dict[str, int]:
-    constants = {"DIM": dim, "N": nodes, "K": width, "BLOCK_D": 256, "BLOCK_W": 4, "HAS_TRACK": True, "stride_tok": 1}
-    pointers = dict.fromkeys(("conv_states", "conv_inputs"), "bf16")
-    pointers |= dict.fromkeys(("slots", "rows", "last_correct", "parents", "steps_to_track", "track_slots"), "i32")
-    return resources(conv_commit._commit_conv_kernel, pointers, constants, 4, 2)
+def conv_folds(dim: int, width: int, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
+    constants = {"DIM": dim, "K": width, "BLOCK_D": 256, "BLOCK_W": 4, "stride_tok": 1}
+    pointers = dict.fromkeys(("conv_states", "inputs"), "bf16")
+    pointers |= dict.fromkeys(("order", "pending", "src_slots", "dst_slots", "rows"), "i32")
+    if in_commit:
+        constants["counts"] = None
+    else:
+        pointers["counts"] = "i32"
+    give_newest(pointers, constants, keeps_newest)
+    return resources(conv_fold._fold_conv_kernel, pointers, constants, 4, 2)
 
 
 def tree(nodes: int) -> dict[str, int]:
@@ -165,20 +185,15 @@ def tree(nodes: int) -> dict[str, int]:
     return resources(common_tree._build_tree_kernel, pointers, constants, 1, 2)
 
 
-def commit(nodes: int, capacity: int) -> dict[str, int]:
+def commit(nodes: int, capacity: int, keeps_newest: bool = True) -> dict[str, int]:
     constants = {"C": capacity, "N": nodes, "BLOCK_C": capacity, "BLOCK_N": nodes, "HAS_TRACK": True}
-    names = (
-        "pending",
-        "window_row",
-        "order",
-        "slots",
-        "rows",
-        "last_correct",
-        "steps_to_track",
-        "parents",
-        "track_count",
-    )
-    return resources(common_window._commit_window_kernel, dict.fromkeys(names, "i32"), constants, 1, 2)
+    names = ["pending", "window_row", "order", "slots", "rows", "last_correct", "steps_to_track", "parents"]
+    pointers = dict.fromkeys([*names, "track_count"], "i32")
+    if keeps_newest:
+        pointers |= dict.fromkeys(("newest", "length", "lengths"), "i32")
+    else:
+        constants |= dict.fromkeys(("newest", "length", "lengths"))
+    return resources(common_window._commit_window_kernel, pointers, constants, 1, 2)
 
 
 def cases() -> dict[str, tuple]:
@@ -196,6 +211,7 @@ def cases() -> dict[str, tuple]:
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
                     found[f"{key} either order"] = (mamba2, *heads, nodes, window, state, model, batch, True)
+                    found[f"{key} folds all"] = (mamba2, *heads, nodes, window, state, model, batch, False, None, False)
         for state in ("fp32", "bf16"):
             found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
             found[f"mamba2_fold {name} {state} state either order"] = (fold, *heads, state, True)
@@ -206,10 +222,13 @@ def cases() -> dict[str, tuple]:
                 found[f"{key} as 0.5.17"] = (slots, *heads, state, tree, False, stock_tiling(heads[2], (0, 5, 17)))
     for nodes, per_program in ((4, 4), (8, 4), (8, 1), (16, 4)):
         found[f"conv1d_verify 8192 K=4 N={nodes} {per_program} a program"] = (conv, 8192, 4, nodes, per_program)
-    found["commit_conv 8192 K=4 N=8"] = (conv_window, 8192, 4, 8)
+    found["fold_conv 8192 K=4"] = (conv_folds, 8192, 4, False)
+    found["commit_conv 8192 K=4"] = (conv_folds, 8192, 4, True)
+    found["commit_conv 8192 K=4 folds all"] = (conv_folds, 8192, 4, True, False)
     found["build_tree N=8"] = (tree, 8)
     found["build_tree N=64"] = (tree, 64)
     found["commit_window N=8"] = (commit, 8, 32)
+    found["commit_window N=8 folds all"] = (commit, 8, 32, False)
     return found
 
 

@@ -12,7 +12,7 @@ from mamba_mtp_kernels.mamba2.reference import final_dt, mamba2_fold_reference, 
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
-from ..helpers import assert_close, path_to, random_tree_parents, tree_links
+from ..helpers import assert_close, assert_same_bits, path_to, random_tree_parents, tree_links
 
 # A step has few outputs, and of thousands of steps one cancels to a twentieth of its terms (the median to a third), so
 # errors are measured against the sum of the absolute terms, not against the output. Plain float32 recurrence: 4e-8 in
@@ -47,12 +47,27 @@ def recurrence(start, parents, x, dt, B, C, A, dt_bias, D):
 
 
 def run_steps(
-    ops, device, *, steps, nodes, window, batch=2, nheads=2, headdim=4, dstate=16, tree=True, every=1, seed=0
+    ops,
+    device,
+    *,
+    steps,
+    nodes,
+    window,
+    batch=2,
+    nheads=2,
+    headdim=4,
+    dstate=16,
+    tree=True,
+    every=1,
+    keeps_newest=False,
+    seed=0,
 ):
     """Drive `steps` commits; returns nothing, asserts at each step and over all of them.
 
     Slots 1..batch are the requests', the next `batch` the tracked ones. Outputs, tracked states and (every `every`
     steps, settled into spare slots) states are compared with float64, outputs also with a plain float32 recurrence.
+    keeps_newest: windows keep their newest tokens, and after each commit the states of two commits ago, and of some
+    length since then, are made and compared too.
     """
     verify, commit, fold = ops
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +98,10 @@ def run_steps(
     track_count = zeros(batch, dtype=torch.int32)
 
     pool = States(checkpoint)
-    window_of_all = Mamba2Window(pending, order, window, **windows)
+    kept = {name: zeros(3 * batch + 1, dtype=torch.int32) for name in ("newest", "length")} if keeps_newest else {}
+    window_of_all = Mamba2Window(pending, order, window, **windows, **kept)
+    reached = [[exact[b]] for b in range(batch)]  # by length
+    lengths = [torch.zeros(batch, dtype=torch.int32)]  # by step
 
     def fold_into(target, counts):
         fold(pool, window_of_all, Folds(slots, target, rows, counts), A=A)
@@ -135,7 +153,21 @@ def run_steps(
             last_correct=last.to(device),
             steps_to_track=track.to(device),
             track_count=track_count,
+            lengths=lengths[-1].to(device) if keeps_newest else None,
         )
+        lengths.append(lengths[-1] + torch.tensor([len(path) for path in paths], dtype=torch.int32))
+        for b in range(batch if keeps_newest else 0):
+            reached[b] += states[b, paths[b]]
+        if keeps_newest:
+            assert_same_bits("length", kept["length"][slots.long()], lengths[-1])
+            since = lengths[max(step - 1, 0)]
+            between = torch.rand(batch, generator=generator) * (lengths[-1] - since + 1)
+            for wanted in (since, since + between.int()):
+                counts = wanted.to(device) - (kept["length"] - pending)[slots.long()]
+                assert (counts >= 0).all(), "a state wanted is gone"
+                fold_into(slots + 2 * batch, counts)
+                expected = torch.stack([reached[b][int(wanted[b])] for b in range(batch)])
+                assert_close(f"state back at step {step}", checkpoint[0, 2 * batch + 1 :], expected, 1e-6)
         exact, plain = states[torch.arange(batch), last], plain_states[torch.arange(batch), last]
         if step % every == every - 1:
             fold_into(torch.where(track.to(device) >= 0, slots + batch, -1).int(), track_count)
@@ -156,6 +188,29 @@ def test_steps(ops, nodes, window, device):
     run_steps(ops, device, steps=9, nodes=nodes, window=window, batch=2)
 
 
+@pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
+@pytest.mark.parametrize(("nodes", "window", "tree"), [(3, 4, True), (1, 2, False), (4, 4, False), (5, 9, True)])
+def test_steps_back(ops, nodes, window, tree, device):
+    """With a step too many committed, the one before it can be cut as well."""
+    run_steps(ops, device, steps=9, nodes=nodes, window=window, batch=2, tree=tree, keeps_newest=True)
+
+
+@pytest.mark.parametrize("too_far", ["newest forgotten", "one token"])
+def test_a_fold_too_far_is_seen(too_far):
+    """By the states wanted alone: outputs and settled states stay right where every party folds too far."""
+    verify, commit, fold = REFERENCES
+
+    def worse(*inputs, window, **arguments):
+        window.newest.copy_((window.newest - (9 if too_far == "newest forgotten" else 1)).clamp(min=0))
+        return verify(*inputs, window=window, **arguments)
+
+    with pytest.raises(AssertionError, match="a state wanted is gone"):
+        run_steps(
+            (worse, commit, fold), torch.device("cpu"), steps=30, nodes=3, window=4, tree=False, keeps_newest=True
+        )
+
+
+@pytest.mark.once
 def test_chain_4096_commits_do_not_drift(device):
     """As exact after 4096 commits as after one: the limit inside is the one-step limit."""
     ops = KERNELS if device.type == "cuda" else REFERENCES

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from mamba_mtp_kernels.mamba2 import ops_for
-from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference
+from mamba_mtp_kernels.mamba2.fold import mamba2_fold
+from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify
 
 from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to
-from .case import Case, make_case
+from .case import WINDOWS, Case, make_case
 
 IMPLEMENTATIONS = [pytest.param(mamba2_verify, id="kernel"), pytest.param(mamba2_verify_reference, id="reference")]
+FOLDS = {mamba2_verify: mamba2_fold, mamba2_verify_reference: mamba2_fold_reference}
 # float32 sums of a few dozen terms; stock's own error on these cases is 1e-7 .. 2e-7
 FLOAT32_LIMIT = 6e-7
 OUTPUT_LIMIT = {torch.float32: FLOAT32_LIMIT, torch.float16: 1e-3, torch.bfloat16: 6e-3}
@@ -44,8 +48,8 @@ def check(
                 assert_close(name, values, after.appended()[name], 3e-7)
             else:
                 assert_same_bits(name, values, after.appended()[name].to(values.dtype))
-    folded = (case.books.pending > case.books.fold_threshold) & (case.books.pending < 1_000_000)
-    if folded.any():
+    folded = [int(case.books.slots[b]) for b in range(case.books.batch) if case.books.folding(b) > 0]
+    if folded:
         actual, wanted = case.tensors["checkpoint"][folded], after.tensors["checkpoint"][folded]
         assert_close("checkpoint", actual, wanted, STATE_LIMIT[state_dtype])
     return out
@@ -86,6 +90,85 @@ def test_pending_counts(op, threshold, device):
         seed=3,
     )
     check(case, op)
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("threshold", [0, 1, 4, 16])
+def test_every_newest_count(op, threshold, device):
+    """Against float64, and against float64 that folds nothing: what has been folded is no matter to the outputs."""
+    counts = sorted({0, 1, threshold // 2, threshold, threshold + 1, threshold + 2})
+    pairs = [(p, n) for p in counts for n in range(min(p, threshold) + 1) if threshold < 9 or n % 5 == 1 or n == 16]
+    case = make_case(
+        batch=len(pairs) + 1,
+        nodes=2,
+        tree=True,
+        nheads=1,
+        ngroups=1,
+        fold_threshold=threshold,
+        pending=[*(p for p, _ in pairs), 0],
+        newest=[*(n for _, n in pairs), 0],
+        padding=(len(pairs),),
+        strided=True,
+        device=device,
+        seed=3,
+    )
+    lazy = case.clone()
+    lazy.books.fold_threshold, lazy.books.newest, lazy.books.length = threshold + 2, None, None
+    for held in (vars(lazy.books), lazy.tensors):  # a longer window, of which nothing more is used
+        for name in ("order", *WINDOWS):
+            if name in held:
+                held[name] = torch.cat([held[name], held[name][:, :2]], 1)
+    y = check(case, op)
+    assert_close("y", y, lazy.oracle()[0], FLOAT32_LIMIT)
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_new_is_a_window_that_does_not_ask(op, dtype, device):
+    """newest of 0 everywhere: the bits of newest None."""
+    case = make_case(pending=[3, 7, 10], newest=[0, 0, 0], dtype=dtype, state_dtype=dtype, device=device)
+    plain = case.clone()
+    plain.books.newest = plain.books.length = None
+    assert_same_bits("y", case.run(op), plain.run(op))
+    for name in ("checkpoint", *WINDOWS):
+        assert_same_bits(name, case.tensors[name], plain.tensors[name])
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("newest", [None, [3, 0, 6]], ids=["takes all", "leaves the newest"])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_verify_that_folds_equals_fold_then_verify(op, newest, state_dtype, device):
+    """A folded state has the bits of mamba2_fold of as many tokens, and outputs start from it; what the fold leaves
+    pending is replayed as ever."""
+    case = make_case(pending=[7, 10, 9], newest=newest, state_dtype=state_dtype, device=device)
+    folded, slots = case.clone(), case.books.slots.long()
+    books = folded.books
+    books.newest = books.length = None
+    counts = [pending - stays for pending, stays in zip((7, 10, 9), newest or (0, 0, 0), strict=True)]
+    on_device = torch.tensor(counts, dtype=torch.int32, device=device)
+    folded.fold(FOLDS[op], replace(books.settling(), counts=on_device))
+    for b, count in enumerate(counts):
+        row = int(books.rows[b])
+        books.order[row] = books.order[row].roll(-count)
+    books.pending[slots] -= on_device
+    ours, theirs = case.run(op), folded.run(op)
+    for name in ("checkpoint", *WINDOWS):
+        assert_same_bits(name, case.tensors[name], folded.tensors[name])
+    assert_same_bits("y", ours, theirs)
+
+
+@pytest.mark.parametrize("mutate", ["newest forgotten", "folded one token too far", "folded one token too few"])
+def test_wrong_folds_are_seen(mutate, device):
+    """Outputs are the same whatever is folded: it is the state that must show it."""
+    case = make_case(nodes=5, tree=True, pending=[3, 8, 9], newest=[2, 3, 1], device=device, seed=3)
+    check(case.clone())
+
+    def verify(*inputs, window, **arguments):
+        change = {"newest forgotten": -window.newest, "folded one token too far": -1}.get(mutate, 1)
+        return mamba2_verify(*inputs, window=replace(window, newest=window.newest + change), **arguments)
+
+    with pytest.raises(AssertionError, match="checkpoint: RMS error ratio"):
+        check(case, verify)
 
 
 @pytest.mark.parametrize(

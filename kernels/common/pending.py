@@ -1,0 +1,19 @@
+"""How many tokens of a slot are pending, and how many of them the coming verify folds (jit helper only).
+
+Every kernel of a verify, and the commit after it, asks here: what one of them folds the others must not replay.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pending_and_folding(pending, newest, slot, fold_threshold):
+    """Pending tokens of `slot`, and how many of them, the oldest, its next verify folds: see operands.Window."""
+    before = tl.load(pending + slot)
+    stay = 0
+    if newest is not None:
+        stay = tl.load(newest + slot)
+    return before, tl.where(before > fold_threshold, before - stay, 0)

@@ -1,0 +1,58 @@
+"""What the radix cache is given where states are rewound (`state.rewind`): a request's own slot at its key's length,
+and the snapshots of prefills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..compat import batches
+from ..state.rewind import RewindRequests
+
+
+def offer_to_radix_cache(
+    original: Callable[..., Any],
+    component: Any,
+    req: Any,
+    insert_params: Any,
+    token_ids_len: int,
+    is_finished: bool,
+) -> Any:
+    """AROUND `MambaComponent.prepare_for_caching_req`: which slot goes with the key, and how long the key may be."""
+    requests = component.cache.req_to_token_pool
+    if not isinstance(requests, RewindRequests):
+        return original(component, req, insert_params, token_ids_len, is_finished)
+    if not is_finished:
+        insert_params.mamba_value, length = requests.give_snapshot(req)
+        return length
+    if not requests.within_reach(req, token_ids_len):
+        return 0
+    insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
+    return token_ids_len
+
+
+def after_the_offer(
+    original: Callable[..., Any],
+    component: Any,
+    req: Any,
+    is_finished: bool,
+    insert_result: Any = None,
+    insert_params: Any = None,
+) -> Any:
+    """AROUND `MambaComponent.cleanup_after_caching_req`: a request that has ended keeps no slot. The one that the radix
+    cache took is brought back to its key's length before anybody reads it."""
+    requests = component.cache.req_to_token_pool
+    if not isinstance(requests, RewindRequests) or not is_finished:
+        return original(component, req, is_finished, insert_result=insert_result, insert_params=insert_params)
+    taken = insert_result is not None and not insert_result.mamba_exist
+    return requests.release(req, given=len(insert_params.key) if taken else None)
+
+
+def track_where_there_is_a_slot(entry: Any, batch: Any, req: Any) -> Any:
+    """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: no slot was left for this prefill's
+    snapshot."""
+    requests = batch.req_to_token_pool
+    if not isinstance(requests, RewindRequests) or requests.snapshot_of(req) is not None:
+        return None
+    batches.tracking_of(req).mamba_last_track_seqlen = None
+    return entry._replace(track_mask=False, track_seqlen=-1)

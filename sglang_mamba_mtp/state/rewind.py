@@ -1,0 +1,110 @@
+"""The radix strategy that replay makes possible: one state slot for a running request, none for snapshots.
+
+SGLang reserves two more slots for every running request, in which its state is tracked at intervals, because a state
+that has run past a key cannot be cut back to it. A lagging checkpoint can. So while it decodes nothing is tracked, and
+a request that ends gives its own slot to the radix cache, brought back to exactly its key's length
+(`Window.state_at`).
+A prefill still takes the snapshots that make shared prefixes hit, into one slot, which the radix cache owns as soon as
+the prefill's result is processed.
+
+SGLang sees its strategy ``extra_buffer``, with one snapshot slot a request and none between prefills.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+from ..compat import batches, startup
+from .pools import RewindPool
+
+#: State slots for every running request: its own, and one for what the radix cache keeps of it.
+SLOTS_PER_REQUEST = 2
+
+
+def why_not(server_args: Any) -> str | None:
+    """What requests' states cannot be rewound with, as the operator spells it; None where they can."""
+    args = startup.resolved(server_args)
+    if args.disable_radix_cache:
+        return "--disable-radix-cache"
+    if not startup.chooses_radix_strategy(server_args):
+        return f"--mamba-radix-cache-strategy {args.mamba_radix_cache_strategy}"
+    if args.mamba_radix_cache_strategy != "extra_buffer":
+        return "--disable-overlap-schedule, where SGLang gives requests' own slots away itself"
+    if (args.page_size or 1) > 1:
+        return f"--page-size {args.page_size}, whose boundaries may lie further back than a window"
+    if args.enable_mixed_chunk:
+        return "--enable-mixed-chunk, which decodes outside a verify"
+    return None
+
+
+class RewindRequests(HybridReqToTokenPool):
+    """SGLang's request pool, whose requests hold their own slot and, during a prefill, one for its snapshot."""
+
+    mamba_pool_cls = RewindPool
+
+    def __init__(self, *, enable_overlap_schedule: bool = True, **kwargs: Any) -> None:
+        # Without overlap SGLang's requests have one snapshot slot. That is what prefills need here.
+        super().__init__(enable_overlap_schedule=False, **kwargs)
+
+    def _alloc_ping_pong_buffer(self, req: Any) -> None:
+        """A slot for the snapshot of ``req``'s prefill, if there is one left: without it nothing is cached of the
+        prefill, which costs time and nothing else."""
+        if self.mamba_allocator.available_size() > 0:
+            super()._alloc_ping_pong_buffer(req)
+            req._mamba_mtp_snapshot = batches.tracking_of(req).mamba_ping_pong_track_buffer.clone()
+            return
+        tracking = batches.tracking_of(req)
+        tracking.mamba_ping_pong_track_buffer = torch.full((1,), -1, dtype=torch.int64, device=self.device)
+        tracking.mamba_next_track_idx = 0
+
+    @staticmethod
+    def snapshot_of(req: Any) -> torch.Tensor | None:
+        """The slot [1] that ``req`` holds for its prefill's snapshot."""
+        return getattr(req, "_mamba_mtp_snapshot", None)
+
+    def _let_go_of_snapshot(self, req: Any) -> None:
+        req._mamba_mtp_snapshot = None
+        row = batches.request_row(req)
+        if row is not None:
+            self.req_index_to_mamba_ping_pong_track_buffer_mapping[row].fill_(-1)
+        batches.let_go_of_snapshot(req)
+
+    def give_snapshot(self, req: Any) -> tuple[torch.Tensor | None, int]:
+        """The slot [1] with ``req``'s prefill snapshot, which is the caller's from now on, and of how many tokens it
+        is; None and 0 if none was taken. ``req`` holds no snapshot slot afterwards."""
+        slot, length = self.snapshot_of(req), batches.tracking_of(req).mamba_last_track_seqlen
+        self._let_go_of_snapshot(req)
+        if slot is not None and length is None:
+            self.mamba_allocator.free(slot)
+        return (slot, length) if slot is not None and length is not None else (None, 0)
+
+    def within_reach(self, req: Any, length: int) -> bool:
+        """Whether the own slot of ``req``, which has ended, can be brought back to ``length`` tokens.
+
+        Its newest step can be taken back always. A key that ends before that (``--strip-thinking-cache``) may lie
+        before the checkpoint.
+        """
+        return bool(batches.lengths_of(req).kv_committed_len - length <= self.mamba_pool.max_nodes)
+
+    def release(self, req: Any, *, given: int | None) -> None:
+        """``req`` has ended. ``given``: of how many tokens the radix cache has taken its own slot as the state; None:
+        it has not taken it."""
+        slot, snapshot = batches.request_slot(req), self.snapshot_of(req)
+        if given is not None:
+            self.mamba_pool.give_away(slot, given)
+        else:
+            self.mamba_allocator.free(slot.reshape(1))
+        if snapshot is not None:
+            self.mamba_allocator.free(snapshot)
+        self._let_go_of_snapshot(req)
+        batches.let_go_of_slots(req)
+
+    def free_mamba_cache(self, req: Any, mamba_ping_pong_track_buffer_to_keep: int | None = None) -> None:
+        self.release(req, given=None)
+
+    def clear(self) -> None:
+        super().clear()
+        self.mamba_pool.queue.forget()

@@ -1,0 +1,94 @@
+"""Requests as a busy server meets them: random lengths, arrivals and ends, prefixes shared and conversations resumed.
+
+All of it is drawn from a seed. What a request asks for never depends on how fast an engine is, so every engine answers
+the same; only where an abort lands may differ (`harness.token_differences`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from .scenario import Request, Scenario
+from .scenarios import repetitive, tokens
+
+END = 24
+"""A grammar's answer is shorter than this."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of requests; what is left over is asked plainly. ``longest`` prompt in tokens, before what it resumes."""
+
+    resumed: float = 0.3
+    repeated: float = 0.1
+    aborted: float = 0.12
+    stopped: float = 0.12
+    constrained: float = 0.1
+    longest: int = 300
+
+
+def waves(seed: int, count: int, vocab: int, size: int = 40, mix: Mix = Mix()) -> list[Scenario]:
+    """``count`` requests in waves of ``size``; before some of the waves the radix cache is flushed."""
+    rng = random.Random(seed)
+    found = []
+    for first in range(0, count, size):
+        name = f"wave{first // size}"
+        requests = _requests(rng, min(size, count - first), vocab, mix)
+        found.append(Scenario(name, tuple(requests), flush=bool(found) and rng.random() < 0.5))
+    return found
+
+
+def _requests(rng: random.Random, count: int, vocab: int, mix: Mix) -> list[Request]:
+    systems = [tokens(rng.randrange(10**6), rng.choice((16, 48, 64, 65, 130)), vocab) for _ in range(3)]
+    step, asked = 0, []
+    for i in range(count):
+        step += rng.choice((0, 0, 0, 1, 1, 3, 8))
+        asked.append(_request(rng, f"r{i}", step, asked, systems, vocab, mix))
+    return asked
+
+
+def _request(rng, rid, step, asked, systems, vocab, mix: Mix) -> Request:
+    plain = [request for request in asked if _is_plain(request)]
+    prompt, continues, after = _prompt(rng, systems, vocab, mix), None, None
+    kind = rng.random()
+    if plain and kind < mix.resumed:
+        continues = rng.choice(plain).rid
+        prompt = prompt[: rng.randint(0, 12)]
+    elif plain and kind < mix.resumed + mix.repeated:
+        again = rng.choice(plain)
+        prompt, continues, after = again.prompt, again.continues, again.rid
+    request = Request(rid, prompt, rng.choice((1, 2, 3, 5, 8, 13, 20, 33)), step, after, continues=continues)
+    return _ending(rng, request, plain, mix)
+
+
+def _prompt(rng, systems, vocab, mix: Mix) -> tuple[int, ...]:
+    """Short ones are as likely as long ones; half of them under a system prompt."""
+    length = round(mix.longest ** rng.random())
+    make = rng.choice((tokens, repetitive))
+    shared = rng.choice(systems)[: rng.choice((None, None, 40))] if rng.random() < 0.5 else ()
+    return tuple(shared) + make(rng.randrange(10**6), length, vocab)
+
+
+def _ending(rng, request: Request, plain: list[Request], mix: Mix) -> Request:
+    fields = dict(vars(request))
+    kind = rng.random()
+    long = [other for other in plain if other.max_new_tokens >= 8]
+    if kind < mix.aborted:
+        where = rng.choice(("abort_after", "abort_at_step"))
+        fields |= {where: rng.randint(0, 6), "max_new_tokens": 40}
+    elif kind < mix.aborted + mix.stopped and long:
+        # the answer to the same prompt, met again as a string or a token to stop at
+        like = rng.choice(long)
+        stop = rng.choice(("stop_like", "stop_token_like"))
+        same = {"prompt": like.prompt, "continues": like.continues, "after": like.rid}
+        fields |= same | {stop: (like.rid, rng.randint(1, 6)), "max_new_tokens": 30}
+    elif kind < mix.aborted + mix.stopped + mix.constrained:
+        fields |= {"grammar": rng.randint(1, END - 1), "max_new_tokens": END + 4}
+    return Request(**fields)
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether it has exactly as many tokens as it asks for, in every engine."""
+    ends = (request.abort_after, request.abort_at_step, request.stop_like, request.stop_token_like, request.grammar)
+    return all(end is None for end in ends)
