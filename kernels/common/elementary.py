@@ -28,6 +28,14 @@ def exp_rn(x):
 
 
 @triton.jit
+def exp_of_sum(total):
+    """e^total in float32, total float64: what float32 does not hold of it is not lost."""
+    high = total.to(tl.float32)
+    share = exp_rn(high)
+    return tl.fma(share, (total - high.to(tl.float64)).to(tl.float32), share)
+
+
+@triton.jit
 def log1p_rn(y):
     """log(1 + y) in float32 to within two units in the last place, 0 <= y < 2^100."""
     u = 1.0 + y

@@ -1,13 +1,13 @@
 """GDN fold outside a verify: settle a slot, or write a snapshot of it, for all layers in one launch.
 
-    S_t = e^{g_t} S_{t-1};  S_t += beta_t (v_t - S_t k_t) k_t^T        (k_t normalised)
-over the first counts[b] tokens of a window, from their raw inputs, in order, in float32: plain decode's recurrence, so
-nothing accumulates that plain decode would not. The arithmetic is tiles.fold_tile, the same a verify's own fold runs,
-in tiles of the same shape: bit for bit the same state.
+    states[l, dst] = states[l, src] after the first counts[b] tokens of the row's window order
+
+The arithmetic is that of a verify's own fold (fold_tile.py), bit for bit: a state does not depend on which of the two
+folded it.
 
 Shapes: states [L, S, HV, V, K], or [L, S, HV, K, V] in slots whose bit says so (common/tile.py); window_k
 [L, R, C, H, K], window_v [L, R, C, HV, V], window_g and window_beta [L, R, C, HV]. One program does one (layer, row,
-value head, tile of values).
+value head, block of values).
 """
 
 from __future__ import annotations
@@ -17,35 +17,31 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.fragments import chunk_of, inside, per_column, per_row, tile_column, tile_row
 from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups
-from .tiles import FACTORS, fold_tile, make_factors, may_fuse, per_k, per_row
+from .fold_tile import TOKENS, fold_step, step_factors, step_keys, step_tokens
+from .tiles import may_fuse
 from .window import GdnWindow
 
-# the largest tile, its K pieces and its warps: those of a verify, whose fold then is this one bit for bit
-BLOCK_V = 64
-CHUNK = 32
-NUM_WARPS = 4
-# the most registers a thread may take with four such programs on a multiprocessor
-REGISTERS = 128
-# below this many states, tiles of half the size
-FEW_HEADS = 512
+BLOCK_V, WARPS = 32, 2  # values of a program, and its warps
+PART = 64  # K columns of a product, as in a verify: its sums have another order in other pieces
 
 
 @triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts", "write"])
 def _fold_kernel(
-    states, axis_order, window_k, window_v, window_g, window_beta, factors, order, src_slots, dst_slots, rows,
+    states, axis_order, window_k, window_v, window_g, window_beta, order, src_slots, dst_slots, rows,
     counts, write, capacity, stride_layer, stride_slot, stride_wk_layer, stride_wk_row, stride_wk,
     stride_wv_layer, stride_wv_row, stride_wv, stride_gate_layer, stride_gate_row, stride_gate,
-    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, EITHER: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PARTS: tl.constexpr,
+    PART: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    batch_row = tl.program_id(0) // (tiles * HV)
-    hv = tl.program_id(0) // tiles % HV
-    h = hv // (HV // H)
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    batch_row = tl.program_id(0) // (blocks * HV)
+    hv = tl.program_id(0) // blocks % HV
+    first_v = tl.program_id(0) % blocks * BV
     layer = tl.program_id(1).to(tl.int64)
 
     src = tl.load(src_slots + batch_row).to(tl.int64)
@@ -56,14 +52,8 @@ def _fold_kernel(
     # a plain copy reads no window and its row may be garbage
     row = tl.load(rows + batch_row, mask=count > 0, other=0).to(tl.int64)
 
-    offs_v = tl.program_id(0) % tiles * BV + tl.arange(0, BV)
-    mask_v = offs_v < V
-    offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
-    mask_k = offs_k < K
+    tile_v = first_v + tile_row(BV, WARPS)
     states += layer * stride_layer + hv * (V * K)
-    in_vk = per_row(offs_v) * K + per_k(offs_k)
-    in_kv = per_k(offs_k) * V + per_row(offs_v)
-    mask = per_row(mask_v) & per_k(mask_k)
     from_kv = False
     to_kv = False
     if EITHER:
@@ -71,47 +61,54 @@ def _fold_kernel(
         # turned in place it would overwrite what other programs are yet to read
         to_kv = tl.where(src == dst, from_kv, write == IS_KV)
     source = states + src * stride_slot
-    state = load_state(source + in_vk, source + in_kv, mask, from_kv, EITHER)
-    if count > 0:
-        order += row * capacity
-        window_k += layer * stride_wk_layer + row * stride_wk_row + h * K
-        window_v += layer * stride_wv_layer + row * stride_wv_row + hv * V
-        gate = layer * stride_gate_layer + row * stride_gate_row + hv
-        program = layer * tl.num_programs(0) + tl.program_id(0)
-        factors += program * (capacity * FACTORS)
-        make_factors(
-            factors, count, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
-        )
-        tl.debug_barrier()
-        state = fold_tile(
-            state, count, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
-        )
-    written = state.to(states.dtype.element_ty)
     target = states + dst * stride_slot
-    store_state(target + in_vk, target + in_kv, written, mask, to_kv, EITHER)
-
-
-def block_for(values: int, heads: int) -> int:
-    """Values of a program, for `heads` states (rows times value heads, of all layers) of `values` each.
-
-    Smaller tiles where large ones would leave multiprocessors idle: a fold is then shorter. The sums over K, and so the
-    bits of a folded state, are the same (tests/kernels/gdn/test_gpu.py).
-    """
-    return min(BLOCK_V if heads >= FEW_HEADS else BLOCK_V // 2, max(16, triton.next_power_of_2(values)))
+    tile_inside = per_row(inside(tile_v, V, V % BV == 0))
+    tiles = ()
+    for part in tl.static_range(PARTS):
+        tile_k = part * PART + tile_column(PART, CHUNK)
+        in_vk = per_row(tile_v) * K + per_column(tile_k)
+        in_kv = per_row(tile_v) + per_column(tile_k) * V
+        mask = tile_inside & per_column(inside(tile_k, K, K % PART == 0))
+        tiles = tiles + (load_state(source + in_vk, source + in_kv, mask, from_kv, EITHER),)  # noqa: RUF005
+    order += row * capacity
+    k_head = window_k + layer * stride_wk_layer + row * stride_wk_row + hv // (HV // H) * K
+    v_head = window_v + layer * stride_wv_layer + row * stride_wv_row + hv * V
+    gate = layer * stride_gate_layer + row * stride_gate_row + hv
+    dim = first_v + tl.arange(0, BV)
+    dim_inside = inside(dim, V, V % BV == 0)
+    for start in range(0, count, TOKENS):
+        position, live = step_tokens(start, count, order)
+        factors = step_factors(
+            k_head, window_g + gate, window_beta + gate, stride_wk, stride_gate, position, live, K, PARTS, PART, NATIVE
+        )
+        keys = step_keys(k_head, stride_wk, position, live, K, PARTS, PART, CHUNK)
+        values = tl.load(
+            v_head + position[None, :] * stride_wv + dim[:, None],
+            mask=live[None, :] & dim_inside[:, None],
+            other=0.0,
+        )
+        tiles = fold_step(tiles, values, keys, factors, CHUNK, WARPS, NATIVE)
+    for part in tl.static_range(PARTS):
+        tile_k = part * PART + tile_column(PART, CHUNK)
+        in_vk = per_row(tile_v) * K + per_column(tile_k)
+        in_kv = per_row(tile_v) + per_column(tile_k) * V
+        mask = tile_inside & per_column(inside(tile_k, K, K % PART == 0))
+        store_state(target + in_vk, target + in_kv, tiles[part], mask, to_kv, EITHER)
 
 
 def constants_for(
-    *, heads: tuple[int, int], dims: tuple[int, int], block_v: int, either: bool = False
+    *, heads: tuple[int, int], dims: tuple[int, int], state: torch.dtype, either: bool = False
 ) -> dict[str, int]:
-    """Compile-time arguments of the kernel: heads (H, HV), dims (K, V).
+    """Compile-time arguments of the kernel: heads (H, HV), dims (K, V), the states' dtype.
 
     either: slots may lie in either axis order.
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
-    chunk = min(CHUNK, padded_k)
+    part = min(PART, padded_k)
     return {
-        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": block_v, "NC": padded_k // chunk,
-        "KC": chunk, "EITHER": either,
+        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": BLOCK_V, "PARTS": padded_k // part,
+        "PART": part, "CHUNK": chunk_of(state, part), "WARPS": WARPS, "EITHER": either,
+        "NATIVE": not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
     }  # fmt: skip
 
 
@@ -137,18 +134,18 @@ def gdn_fold(states: States, window: GdnWindow, folds: Folds) -> None:
     if batch == 0:
         return
 
-    block_v = block_for(dim_v, layers * batch * heads_v)
-    programs = batch * heads_v * triton.cdiv(dim_v, block_v)
-    factors = torch.empty(layers * programs, capacity, FACTORS.value, dtype=torch.float32, device=states.data.device)
     constants = constants_for(
-        heads=(heads_k, heads_v), dims=(dim_k, dim_v), block_v=block_v, either=states.axis_order is not None
+        heads=(heads_k, heads_v), dims=(dim_k, dim_v), state=states.data.dtype, either=states.axis_order is not None
     )
-    _fold_kernel[launch_grid(programs, layers)](
-        states.data, states.axis_order, window.k, window.v, window.g, window.beta, factors, window.order,
+    _fold_kernel[launch_grid(batch * heads_v * triton.cdiv(dim_v, BLOCK_V), layers)](
+        states.data, states.axis_order, window.k, window.v, window.g, window.beta, window.order,
         folds.src, folds.dst, folds.rows, folds.counts, states.write, capacity,
         states.data.stride(0), states.data.stride(1),
         window.k.stride(0), window.k.stride(1), window.k.stride(2),
         window.v.stride(0), window.v.stride(1), window.v.stride(2),
         window.g.stride(0), window.g.stride(1), window.g.stride(2),
-        **constants, num_warps=NUM_WARPS, maxnreg=REGISTERS, enable_fp_fusion=may_fuse(dim_k),
+        **constants,
+        num_warps=WARPS,
+        num_stages=1,  # few windows have a second turn of the loop
+        enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip

@@ -9,8 +9,8 @@ It is the triangular system of the chunked form (UT / WY transform, arXiv 2406.0
 inverted, products of decays only shrink, and a tree differs from a chain in the nodes that a token acts on (ancestor
 bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^).
 
-One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. A row that folds carries
-back over its nodes and what stays pending.
+One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. Of a row that folds,
+queries are carried back over its nodes and what stays pending: S0 is then the folded state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import triton.language as tl
 
 from ..common.elementary import exp_rn, softplus_rn
 from ..common.pending import pending_and_folding
-from .tiles import FACTORS, make_factors, per_k, per_row, split, store_factors, sum_over_k
+from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
+from .tiles import FACTORS, make_token_factors, per_k, per_row, split, store_token_factors, sum_over_k
 
 
 @triton.jit
@@ -36,16 +37,18 @@ def gates(a, b, A_log, dt_bias):
 @triton.jit
 def prepare_kernel(
     q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
-    window_k, window_g, window_beta, ancestors, carried, weights, factors,
+    window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_factors,
     fold_threshold, capacity,
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
+    FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x to carried [B, HV, N, K] and y to weights [B, HV, N, BT] (token t in column t), float32; padding rows stay.
 
-    SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones.
+    SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones. Of rows that fold, what fold_tile.py makes of
+    the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS].
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -68,6 +71,12 @@ def prepare_kernel(
     carried += tl.program_id(0).to(tl.int64) * (N * K)
     weights += tl.program_id(0).to(tl.int64) * (N * BT)
     factors += tl.program_id(0).to(tl.int64) * (capacity * FACTORS)
+    fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
+
+    for start in tl.range(0, folding, TOKENS, num_stages=1):
+        at, live = step_tokens(start, folding, order)
+        made = step_factors(window_k, window_g, window_beta, stride_wk, stride_gate, at, live, K, PARTS, PART, NATIVE)
+        store_factors(fold_factors + start // TOKENS * STEP_FLOATS, made)
 
     node = tl.arange(0, BN)
     is_node = node < N
@@ -79,7 +88,7 @@ def prepare_kernel(
 
     # entry t of the path order: the tokens that stay pending, then nodes
     entries = order + folding
-    make_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
+    make_token_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
 
     # append keys (once a group) and gates
     position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
@@ -93,7 +102,7 @@ def prepare_kernel(
     g, beta = gates(raw_a, raw_b, tl.load(A_log + hv), tl.load(dt_bias + hv))
     tl.store(window_g + position * stride_gate, g, mask=is_node)
     tl.store(window_beta + position * stride_gate, beta, mask=is_node)
-    store_factors(factors + (kept + node) * FACTORS, keys.to(tl.float32), g, beta, is_node)
+    store_token_factors(factors + (kept + node) * FACTORS, keys.to(tl.float32), g, beta, is_node)
     # the loop reads the factors back
     tl.debug_barrier()
 

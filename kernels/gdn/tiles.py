@@ -1,4 +1,4 @@
-"""Pieces of the GDN kernels, shared by prepare.py, verify_replay.py and fold.py.
+"""Pieces of prepare.py, and what the other GDN kernels share with it.
 
 A tile of rows times K is held in three axes, K cut into NC chunks of KC. Triton spreads the last axis over the lanes of
 a warp and gives the lanes left over to one of the other two: they belong to the rows, not to the chunks, so that most
@@ -45,21 +45,13 @@ def sum_over_k(x):
     return tl.sum(tl.sum(x, 1 - ROW_AXIS), 1)
 
 
-@triton.jit
-def k_by_rows(x):
-    """A tile as a matrix [NC * KC, rows]."""
-    if ROW_AXIS == 1:
-        x = tl.permute(x, (1, 0, 2))
-    return tl.trans(tl.reshape(x, [x.shape[0], x.shape[1] * x.shape[2]]))
-
-
 # tokens whose factors are made at once, and floats kept for each
 FACTOR_ROWS = tl.constexpr(16)
 FACTORS = tl.constexpr(3)
 
 
 @triton.jit
-def store_factors(to, keys, g, beta, live):
+def store_token_factors(to, keys, g, beta, live):
     """e^g, 1 / |k| and beta / |k| of tokens to to[tokens] + 0..2: keys [tokens, K] float32, g and beta [tokens]."""
     square = tl.sum(keys * keys, 1) + 1e-6
     # a Newton step on the approximate root: within a unit in the last place
@@ -71,10 +63,13 @@ def store_factors(to, keys, g, beta, live):
 
 
 @triton.jit
-def make_factors(
+def make_token_factors(
     factors, count, order, window_k, window_g, window_beta, stride_k, stride_gate, K: tl.constexpr, KP: tl.constexpr
 ):
-    """store_factors of the first `count` entries of `order`, to factors [count, 3]. A barrier before they are read!"""
+    """store_token_factors of the first `count` entries of `order`, to factors [count, 3].
+
+    A barrier before they are read!
+    """
     offs_k = tl.arange(0, KP)
     for start in range(0, count, FACTOR_ROWS):
         token = start + tl.arange(0, FACTOR_ROWS)
@@ -85,43 +80,7 @@ def make_factors(
         )
         g = tl.load(window_g + at * stride_gate, mask=live, other=0)
         beta = tl.load(window_beta + at * stride_gate, mask=live, other=0)
-        store_factors(factors + token * FACTORS, keys.to(tl.float32), g, beta, live)
-
-
-@triton.jit
-def fold_tile(
-    state, count, order, window_k, window_v, factors, stride_k, stride_v, offs_k, mask_k, offs_v, mask_v,
-):  # fmt: skip
-    """The recurrence over the first `count` >= 1 entries of `order`, in order, in float32: a tile of state.
-
-    Keys stay as stored, exact in float32, and their norms act on the row sums: no element is rounded or divided to
-    normalise it. Window pointers stand at the row and head; strides are between window positions; factors from
-    make_factors, which has brought the keys near: they are loaded one token ahead, values two, positions three.
-    """
-    last = count - 1
-    at = tl.load(order).to(tl.int64)
-    at_next = tl.load(order + tl.minimum(1, last)).to(tl.int64)
-    at_far = tl.load(order + tl.minimum(2, last)).to(tl.int64)
-    raw_k = tl.load(window_k + at * stride_k + offs_k, mask=mask_k, other=0)
-    raw_v = tl.load(window_v + at * stride_v + offs_v, mask=mask_v, other=0)
-    next_v = tl.load(window_v + at_next * stride_v + offs_v, mask=mask_v, other=0)
-    decay, rnorm, strength = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
-    for t in range(count):
-        k = raw_k.to(tl.float32)
-        v = raw_v.to(tl.float32)
-        decay_now, rnorm_now, strength_now = decay, rnorm, strength
-        raw_v = next_v
-        raw_k = tl.load(window_k + at_next * stride_k + offs_k, mask=mask_k, other=0)
-        next_v = tl.load(window_v + at_far * stride_v + offs_v, mask=mask_v, other=0)
-        ahead = factors + tl.minimum(t + 1, last) * FACTORS
-        decay, rnorm, strength = tl.load(ahead), tl.load(ahead + 1), tl.load(ahead + 2)
-        at_next = at_far
-        at_far = tl.load(order + tl.minimum(t + 3, last)).to(tl.int64)
-
-        state = state * decay_now
-        delta = strength_now * (v - rnorm_now * sum_over_k(state * per_k(k)))
-        state = state + per_row(delta) * per_k(k)
-    return state
+        store_token_factors(factors + token * FACTORS, keys.to(tl.float32), g, beta, live)
 
 
 @triton.jit
@@ -133,26 +92,3 @@ def split(x):
     """
     high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
-
-
-@triton.jit
-def halves(x):
-    """split, of x in any floating type; bf16 is its own upper half, and its lower one stands in for zeros."""
-    if x.dtype == tl.bfloat16:
-        return x, x
-    else:
-        return split(x.to(tl.float32))
-
-
-@triton.jit
-def dot_split(left_high, left_low, right_high, right_low, acc, RIGHT_EXACT: tl.constexpr):
-    """acc + (left_high + left_low) @ (right_high + right_low) on bf16 tensor cores, accumulated in float32.
-
-    RIGHT_EXACT: right_low is taken for zeros. What is dropped, low times low, lies at 2^-16 of the result: a bf16
-    output keeps 2^-9.
-    """
-    acc = tl.dot(left_low, right_high, acc)
-    acc = tl.dot(left_high, right_high, acc)
-    if not RIGHT_EXACT:
-        acc = tl.dot(left_high, right_low, acc)
-    return acc

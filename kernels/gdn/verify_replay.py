@@ -4,10 +4,15 @@ prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
 with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
 row with more than `fold_threshold` pending tokens folds them, or all but its newest step's, into its checkpoint first,
-in order, in float32 (tiles.fold_tile), and its outputs start from the state as written.
+exactly (fold_tile.py), and its outputs start from the state as written; tokens that a fold leaves pending are read as
+those of other rows are.
 
-One program does one (row, value head, tile of values). Programs share nothing they write: node inputs are read from the
-arguments, never from window entries that another program stores.
+A program owns one value head of one row (or some of its blocks of values): it keeps x and y in registers while the
+state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write: node inputs
+are read from the arguments, never from window entries that another program stores.
+
+Precision: 16-bit keys and values are exact on tensor cores; x, y and the state go in addends (common/fragments.py), two
+for an output of 16 bits and three where the state is folded. float32 inputs: products of 22 bits.
 
 Shapes: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); window_k [R, C, H, K],
 window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
@@ -23,149 +28,305 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.fragments import (
+    addends,
+    as_left,
+    chunk_of,
+    in_product_order,
+    inside,
+    multiply,
+    per_column,
+    per_row,
+    state_addends,
+    tile_column,
+    tile_row,
+)
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States, check_nodes
 from ..common.pending import pending_and_folding
-from ..common.tile import IS_KV, load_state, store_state
+from ..common.tile import IS_KV, prefetch
 from .arguments import check_groups, node_inputs
-from .fold import BLOCK_V, CHUNK, FEW_HEADS, NUM_WARPS, REGISTERS, block_for
+from .fold import PART
+from .fold_tile import STEP_FLOATS, TOKENS, fold_step, load_factors, step_keys, step_tokens
 from .prepare import prepare_kernel
-from .tiles import FACTORS, dot_split, fold_tile, halves, k_by_rows, make_factors, may_fuse, per_k, per_row, split
+from .tiles import FACTORS, may_fuse
 from .window import GdnWindow
+
+FEW_HEADS = 512  # below this many states, a block of values a program
+
+
+@triton.jit
+def _prepared(
+    carried, weights, head, node_i, token, is_token,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """What prepare.py has left for a head: x [PART, node] in addends, columns renamed, PARTS times; y [token, node] in
+    addends for values of type PARTNER."""
+    is_i = node_i < N
+    x_head = carried + head.to(tl.int64) * (N * K)
+    queries = ()
+    for part in tl.static_range(PARTS):
+        column = part * PART + tl.arange(0, PART)
+        at = x_head + node_i[:, None] * K + column[None, :]
+        mask = is_i[:, None] & inside(column, K, K % PART == 0)[None, :]
+        x = tl.trans(in_product_order(tl.load(at, mask=mask, other=0.0), CHUNK))
+        if SPLIT:
+            # carried holds the high halves of all rows, then the low ones
+            low_at = at + tl.num_programs(0).to(tl.int64) * (N * K)
+            low = tl.trans(in_product_order(tl.load(low_at, mask=mask, other=0.0), CHUNK))
+            queries = queries + ((low, x),)  # noqa: RUF005
+        else:
+            queries = queries + ((x,),)  # noqa: RUF005
+    at = weights + head.to(tl.int64) * (N * BT) + node_i[None, :] * BT + token[:, None]
+    y = tl.load(at, mask=is_i[None, :] & is_token[:, None], other=0.0)
+    return queries, addends(y, PARTNER, COUNT)
+
+
+@triton.jit
+def _in_float32(tiles):
+    wide = ()
+    for part in tl.static_range(len(tiles)):
+        wide = wide + (tiles[part].to(tl.float32),)  # noqa: RUF005 (jit code has no unpacking)
+    return wide
+
+
+@triton.jit
+def _fold_step(
+    tiles, position, live, keys, factors_at, window_v_head, stride_wv, dim, dim_inside,
+    CHUNK: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """fold_step with the values of the window and the factors that prepare.py has left."""
+    values = tl.load(
+        window_v_head + position[None, :] * stride_wv + dim[:, None],
+        mask=live[None, :] & dim_inside[:, None],
+        other=0.0,
+    )
+    return fold_step(tiles, values, keys, load_factors(factors_at), CHUNK, WARPS, NATIVE)
+
+
+@triton.jit
+def _pointers(
+    state_head, tile_v, tile_k, V_INSIDE,
+    K: tl.constexpr, V: tl.constexpr, PART: tl.constexpr, LIES_KV: tl.constexpr,
+):  # fmt: skip
+    """Pointers of a tile of a head's state, and which of them are inside."""
+    if LIES_KV:
+        at = state_head + (per_row(tile_v) + per_column(tile_k) * V)
+    else:
+        at = state_head + (per_row(tile_v) * K + per_column(tile_k))
+    return at, per_row(V_INSIDE) & per_column(inside(tile_k, K, K % PART == 0))
+
+
+@triton.jit
+def _stream(
+    state_head, first_block, head, tokens, inputs, prepared, fold,
+    N: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, LIES_KV: tl.constexpr, FOLDS: tl.constexpr,
+    BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
+    PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr,
+    NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr, FOLD_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Outputs of some blocks of one head's values, folded first if FOLDS; appends the nodes' values to the window.
+
+    tokens: which there are, and where in the window. inputs: this head's values, outputs and window, and their strides.
+    prepared: what prepare.py writes. fold: what the pending tokens' fold needs.
+    """
+    token, position, node, is_token, is_node = tokens
+    v_head, out_head, window_v_head, stride_v, stride_wv = inputs
+    carried, weights, factors_head = prepared
+    folding, order, k_head, stride_wk = fold
+    node_i = tl.arange(0, BI)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    COUNT: tl.constexpr = 2 if SPLIT else 3
+    queries, weights = _prepared(
+        carried, weights, head, node_i, token, is_token,
+        N, K, BT, PARTS, PART, CHUNK, SPLIT, v_head.dtype.element_ty, COUNT,
+    )  # fmt: skip
+    PARTNER: tl.constexpr = carried.dtype.element_ty
+    if FOLDS and FOLD_STEPS == 1:
+        at_step, live = step_tokens(0, folding, order)
+        keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
+    for block in tl.range(first_block, first_block + BLOCKS, num_stages=FOLD_STAGES if FOLDS else STAGES):
+        dim = block * BP + tl.arange(0, BP)
+        dim_inside = inside(dim, V, V % (BP * BLOCKS) == 0)
+        stored = window_v_head + position[:, None] * stride_wv + dim[None, :]
+        given = v_head + node[:, None] * stride_v + dim[None, :]
+        at_values = tl.where(is_node[:, None], given, stored)
+        values = tl.load(at_values, mask=is_token[:, None] & dim_inside[None, :], other=0.0)
+        tl.store(stored, values, mask=is_node[:, None] & dim_inside[None, :])
+        output = multiply((tl.trans(values),), weights, NATIVE)
+
+        tile_v = block * BP + tile_row(BP, WARPS)
+        tile_inside = inside(tile_v, V, V % (BP * BLOCKS) == 0)
+        tiles = ()
+        for part in tl.static_range(PARTS):
+            tile_k = part * PART + tile_column(PART, CHUNK)
+            at, mask = _pointers(state_head, tile_v, tile_k, tile_inside, K, V, PART, LIES_KV)
+            tiles = tiles + (tl.load(at, mask=mask, other=0.0),)  # noqa: RUF005
+        if FOLDS:
+            tiles = _in_float32(tiles)
+            if FOLD_STEPS == 1:
+                tiles = _fold_step(
+                    tiles, at_step, live, keys, factors_head, window_v_head, stride_wv, dim, dim_inside,
+                    CHUNK, WARPS, NATIVE,
+                )  # fmt: skip
+            else:
+                for start in tl.range(0, folding, TOKENS, num_stages=1):
+                    at_step, live = step_tokens(start, folding, order)
+                    keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
+                    tiles = _fold_step(
+                        tiles, at_step, live, keys, factors_head + start // TOKENS * STEP_FLOATS, window_v_head,
+                        stride_wv, dim, dim_inside, CHUNK, WARPS, NATIVE,
+                    )  # fmt: skip
+            # outputs start from what is written, as the next verify's will
+            written = ()
+            for part in tl.static_range(PARTS):
+                tile_k = part * PART + tile_column(PART, CHUNK)
+                at, mask = _pointers(state_head, tile_v, tile_k, tile_inside, K, V, PART, LIES_KV)
+                written = written + (tiles[part].to(state_head.dtype.element_ty),)  # noqa: RUF005
+                tl.store(at, written[part], mask=mask)
+            tiles = written
+        from_state = tl.zeros([BP, BI], tl.float32)
+        for part in tl.static_range(PARTS):
+            left = state_addends(as_left(tiles[part], WARPS), PARTNER, COUNT)
+            # a plain sum would become the product's accumulator, which is cut short in every step
+            from_state = tl.fma(multiply(left, queries[part], NATIVE), 1.0, from_state)
+        output = tl.fma(from_state, 1.0, output)
+        tl.store(
+            out_head + node_i[None, :] * (HV * V) + dim[:, None],
+            output.to(out_head.dtype.element_ty),
+            mask=(node_i < N)[None, :] & dim_inside[:, None],
+        )
 
 
 @triton.jit
 def _verify_kernel(
-    v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, window_g, window_beta, carried,
-    weights, factors, out, fold_threshold, capacity, stride_v, stride_slot,
-    stride_wk_row, stride_wk, stride_wv_row, stride_wv, stride_gate_row, stride_gate,
+    v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, carried, weights, fold_factors,
+    out, fold_threshold, capacity, stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BM: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr, EITHER: tl.constexpr,
+    BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
+    PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLIT: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
+    FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % tiles
-    head = tl.program_id(0) // tiles  # of all rows
+    head = tl.program_id(0)  # of all rows
     batch_row = (head // HV).to(tl.int64)
     hv = head % HV
-    offs_v = tile * BV + tl.arange(0, BV)
-    mask_v = offs_v < V
-    node = tl.arange(0, BM)
-    mask_m = node < N
-    p_out = out + (batch_row * N + node[:, None]) * (HV * V) + hv * V + offs_v[None, :]
-    mask_out = mask_m[:, None] & mask_v[None, :]
+    first_block = tl.program_id(1) * BLOCKS
+    out_head = out + batch_row * N * (HV * V) + hv * V
 
     slot = tl.load(slots + batch_row).to(tl.int64)
     if slot <= 0:
-        tl.store(p_out, tl.zeros([BM, BV], dtype=out.dtype.element_ty), mask=mask_out)
+        node_i = tl.arange(0, BI)
+        for block in range(first_block, first_block + BLOCKS):
+            dim = block * BP + tl.arange(0, BP)
+            zeros = tl.zeros([BP, BI], out.dtype.element_ty)
+            mask = (node_i < N)[None, :] & (dim < V)[:, None]
+            tl.store(out_head + node_i[None, :] * (HV * V) + dim[:, None], zeros, mask=mask)
         if OVERLAP:
             # whoever waits for this kernel waits for the first one too
             tl.extra.cuda.gdc_wait()
         return
+    state_head = states + slot * stride_slot + hv * (V * K)
+    if PREFETCH > 0:
+        block_bytes: tl.constexpr = BP * K * (states.dtype.element_ty.primitive_bitwidth // 8)
+        prefetch(state_head + first_block * (BP * K), PREFETCH * block_bytes, 512)
     row = tl.load(rows + batch_row).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
-    offs_k = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
-    mask_k = offs_k < K
-    states = states + slot * stride_slot + hv * (V * K)
-    p_vk = states + per_row(offs_v) * K + per_k(offs_k)
-    p_kv = states + per_k(offs_k) * V + per_row(offs_v)
-    mask_state = per_row(mask_v) & per_k(mask_k)
+    kept = before - folding
     is_kv = False
     if EITHER:
         is_kv = tl.load(axis_order + slot) == IS_KV
-    state = load_state(p_vk, p_kv, mask_state, is_kv, EITHER)
     order += row * capacity
-    window_v += row * stride_wv_row + hv * V
+    k_head = window_k + row * stride_wk_row + hv // (HV // H) * K
 
+    # the path: what stays pending, from the window, then the nodes, from the argument
+    token = tl.arange(0, BT)
+    node = token - kept
+    is_token = node < N
+    is_node = (node >= 0) & is_token
+    position = tl.load(order + folding + token, mask=is_token, other=0).to(tl.int64)
+    tokens = (token, position, node, is_token, is_node)
+    v_head = v + batch_row * N * stride_v + hv * V
+    inputs = (v_head, out_head, window_v + row * stride_wv_row + hv * V, stride_v, stride_wv)
+    prepared = (carried, weights, fold_factors + head.to(tl.int64) * (FOLD_STEPS * STEP_FLOATS))
+    fold = (folding, order, k_head, stride_wk)
     if folding > 0:
-        window_k += row * stride_wk_row + hv // (HV // H) * K
-        gate = row * stride_gate_row + hv
-        # prepare.py has those of the first B * HV
-        factors += ((1 + tile).to(tl.int64) * (tl.num_programs(0) // tiles) + head) * (capacity * FACTORS)
-        make_factors(
-            factors, folding, order, window_k, window_g + gate, window_beta + gate, stride_wk, stride_gate, K, NC * KC
-        )
-        tl.debug_barrier()
-        state = fold_tile(
-            state, folding, order, window_k, window_v, factors, stride_wk, stride_wv, offs_k, mask_k, offs_v, mask_v
-        )
-        # outputs start from what is written, as the next verify's will
-        written = state.to(states.dtype.element_ty)
-        store_state(p_vk, p_kv, written, mask_state, is_kv, EITHER)
-        state = written.to(tl.float32)
-
-    # values of the path: kept pending tokens from the window, nodes from the argument
-    kept = before - folding
-    total = kept + N
-    column = tl.arange(0, BT)
-    position = tl.load(order + folding + column, mask=column < total, other=0).to(tl.int64)
-    is_node = ((column >= kept) & (column < total))[:, None] & mask_v[None, :]
-    p_window = window_v + position[:, None] * stride_wv + offs_v[None, :]
-    p_node = v + (batch_row * N + column - kept)[:, None] * stride_v + hv * V + offs_v[None, :]
-    values = tl.load(tl.where(is_node, p_node, p_window), mask=(column < total)[:, None] & mask_v[None, :], other=0)
-    tl.store(p_window, values, mask=is_node)
-
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    program = head.to(tl.int64)
-    offs_flat = tl.arange(0, NC * KC)
-    p_x = carried + program * (N * K) + node[:, None] * K + offs_flat[None, :]
-    mask_x = mask_m[:, None] & (offs_flat < K)[None, :]
-    x = tl.load(p_x, mask=mask_x, other=0)
-    p_y = weights + program * (N * BT) + node[:, None] * BT + column[None, :]
-    y = tl.load(p_y, mask=mask_m[:, None] & (column < total)[None, :], other=0)
-    acc = tl.zeros([BM, BV], dtype=tl.float32)
-    if SPLIT:
-        # carried holds the high halves of all rows, then the low ones
-        x_low = tl.load(p_x + (tl.num_programs(0) // tiles).to(tl.int64) * (N * K), mask=mask_x, other=0)
-        y_high, y_low = split(y)
-        v_high, v_low = halves(values)
-        acc = dot_split(y_high, y_low, v_high, v_low, acc, v.dtype.element_ty == tl.bfloat16)
-        # halves first: they, not the float32 tile, go through shared memory to the tensor cores' layout
-        high, low = halves(state.to(states.dtype.element_ty))
-        acc = dot_split(x, x_low, k_by_rows(high), k_by_rows(low), acc, states.dtype.element_ty == tl.bfloat16)
+        if EITHER and is_kv:
+            _stream(
+                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, True, BI, BT,
+                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+            )  # fmt: skip
+        else:
+            _stream(
+                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, True, BI, BT,
+                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+            )  # fmt: skip
+    elif EITHER and is_kv:
+        _stream(
+            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, False, BI, BT,
+            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+        )  # fmt: skip
     else:
-        acc = tl.dot(y, values.to(tl.float32), acc, input_precision="ieee")
-        acc = tl.dot(x, k_by_rows(state), acc, input_precision="ieee")
-    tl.store(p_out, acc.to(out.dtype.element_ty), mask=mask_out)
+        _stream(
+            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, False, BI, BT,
+            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class VerifyConfig:
     """How gdn_verify is cut up. None of it changes what is computed beyond rounding.
 
-    block_v                   values of a program; at least 8 per warp, or several warps share a bf16 row's K and the
-                              sums of a fold change order.
-    chunk, query_chunk        pieces of the K axis of the state tile and of the queries (tiles.py).
+    block_v                   values of a block, a multiple of 16.
+    blocks                    of values that a program streams.
+    query_chunk               pieces of the K axis of the queries (tiles.py).
     num_warps, prepare_warps  of the two kernels.
-    split                     products on bf16 tensor cores, operands in two halves (tiles.dot_split); else in float32
-                              multiply-adds, all that Triton's interpreter can do.
+    num_stages, fold_stages   of the second kernel, where a row does not fold and where it does: how many blocks are in
+                              hand, one computed and the others on their way.
+    prefetched                blocks that it asks into the L2 cache before it does anything else.
+    split                     x in two bf16 addends; else as float32, for float32 outputs.
     overlap                   let the second kernel start and load state while the first runs (programmatic dependent
                               launch).
     registers                 cap per thread of the second kernel; None: the compiler's choice.
     """
 
-    block_v: int = BLOCK_V
-    chunk: int = CHUNK
+    block_v: int = 16
+    blocks: int = 8
     query_chunk: int = 64
-    num_warps: int = NUM_WARPS
+    num_warps: int = 1
     prepare_warps: int = 1
+    num_stages: int = 2
+    fold_stages: int = 2
+    prefetched: int = 0
     split: bool = True
     overlap: bool = False
-    registers: int | None = REGISTERS
+    registers: int | None = None
 
 
 def default_config(
-    *, nodes: int, values: int, exact: bool, heads: int = FEW_HEADS, overlap: bool = False
+    *, nodes: int, values: int, exact: bool, fold_threshold: int, heads: int = FEW_HEADS, overlap: bool = False
 ) -> VerifyConfig:
     """The configuration gdn_verify uses: values is V, heads is rows times HV.
 
     exact asks for float32 products; overlap needs a Hopper GPU.
-
-    Tiles are those of gdn_fold: a checkpoint does not depend on which of the two folded it.
     """
+    tokens = fold_threshold + nodes
+    many = heads >= FEW_HEADS
+    # what nothing spills in (tests/bench/compile_report.py): a tile of 32 rows if the keys of a fold are loaded once
+    once = tokens <= TOKENS.value
+    block_v = 32 if once and many else 16
+    warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
     return VerifyConfig(
-        block_v=block_for(values, heads), prepare_warps=2 if nodes > 8 else 1, split=not exact, overlap=overlap
+        block_v=block_v,
+        blocks=triton.cdiv(values, block_v) if many else 1,
+        num_warps=1 if once and not many else warps,
+        prepare_warps=2 if nodes > 8 else 1,
+        num_stages=2 if many else 1,
+        fold_stages=2 if many else 1,
+        split=not exact,
+        overlap=overlap,
     )
 
 
@@ -182,22 +343,29 @@ def constants_for(
     heads: tuple[int, int],
     dims: tuple[int, int],
     fold_threshold: int,
+    state: torch.dtype,
     either: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
 
-    either: slots may lie in either axis order.
+    state: its dtype. either: slots may lie in either axis order.
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
-    chunk, query_chunk = min(config.chunk, padded_k), min(config.query_chunk, padded_k)
+    query_chunk, part = min(config.query_chunk, padded_k), min(PART, padded_k)
+    interpreted = triton.knobs.runtime.interpret
     common = {
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
+        # (no more stays pending when a row folds than when it waits: operands.Window)
         "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
+        "FOLD_STEPS": triton.cdiv(fold_threshold + nodes, TOKENS.value), "PARTS": padded_k // part, "PART": part,
+        "NATIVE": not interpreted,
     }  # fmt: skip
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
     verify = {
-        "V": dims[1], "BM": max(16, triton.next_power_of_2(nodes)), "BV": config.block_v,
-        "NC": padded_k // chunk, "KC": chunk, "EITHER": either,
+        "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
+        "WARPS": min(config.num_warps, config.block_v // 16),
+        "PREFETCH": 0 if interpreted else config.prefetched, "CHUNK": chunk_of(state, part),
+        "STAGES": config.num_stages, "FOLD_STAGES": config.fold_stages, "EITHER": either,
     }  # fmt: skip
     return {**common, **prepare}, {**common, **verify}
 
@@ -256,34 +424,33 @@ def gdn_verify(
     if batch == 0 or nodes == 0:
         return out
     if config is None:
-        # the interpreter computes no bf16 products, and float32 outputs deserve better than them
-        exact = q.dtype == torch.float32 or not q.is_cuda
         config = default_config(
-            nodes=nodes, values=dim_v, exact=exact, heads=batch * heads_v, overlap=_overlaps(q.device)
-        )
+            nodes=nodes, values=dim_v, exact=q.dtype == torch.float32, fold_threshold=window.fold_threshold,
+            heads=batch * heads_v, overlap=_overlaps(q.device),
+        )  # fmt: skip
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
-        either=states.axis_order is not None,
+        state=states.data.dtype, either=states.axis_order is not None,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
-    tiles = triton.cdiv(dim_v, config.block_v)
-    factors = torch.empty((1 + tiles) * batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
+    factors = torch.empty(batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
+    folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v)](
         q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, window.fold_threshold, capacity,
+        window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, folds, window.fold_threshold,
+        capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
-    _verify_kernel[launch_grid(batch * heads_v * tiles)](
+    _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.v, window.g, window.beta, carried, weights, factors, out, window.fold_threshold, capacity,
+        window.k, window.v, carried, weights, folds, out, window.fold_threshold, capacity,
         v.stride(0), states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
-        window.g.stride(0), window.g.stride(1),
-        **verify, num_warps=config.num_warps, maxnreg=config.registers, launch_pdl=config.overlap,
-        enable_fp_fusion=may_fuse(dim_k),
+        **verify, num_warps=config.num_warps, maxnreg=config.registers,
+        launch_pdl=config.overlap, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     return out

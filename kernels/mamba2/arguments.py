@@ -77,8 +77,3 @@ def stock_tiling(dstate: int, sglang: tuple[int, ...] = (0, 5, 23)) -> SlotsTili
     if dstate <= 128:
         return SlotsTiling(8, 1) if sglang >= (0, 5, 21) else SlotsTiling(4, 4)
     return SlotsTiling(4, 8)
-
-
-def chunk_of(state: torch.dtype, columns: int) -> int:
-    """Columns of a chunk of a state tile (fragments.py): four lanes' 16 bytes, or half of it where columns are few."""
-    return 32 if state.itemsize == 2 and columns >= 32 else 16

@@ -18,12 +18,23 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.elementary import exp_of_sum
+from ..common.fragments import (
+    as_tile,
+    chunk_of,
+    inside,
+    load_in_product_order,
+    multiply_add,
+    per_column,
+    per_row,
+    tile_column,
+    tile_row,
+)
 from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
-from .arguments import check_groups, chunk_of
-from .fold_tile import TOKENS, kept_share, load_B, pending_steps, weighted, weights
-from .fragments import as_tile, inside, multiply_add, per_column, per_row, tile_column, tile_row
+from .arguments import check_groups
+from .fold_tile import TOKENS, pending_steps, weighted, weights
 from .window import Mamba2Window
 
 BLOCK_P, PART = 16, 128  # rows and columns of a program, one warp
@@ -117,12 +128,12 @@ def _mamba2_fold_kernel(
                 mask=live[None, :] & dim_inside[:, None],
                 other=0.0,
             )
-            B = load_B(window_B, stride_B_pos, (position, live, first_s), DSTATE, PART, CHUNK)
+            B = load_in_product_order(window_B, stride_B_pos, (position, live, first_s), DSTATE, PART, CHUNK)
             factor = weighted(x, weights(dt, g, passed, total), B.dtype)
             added = multiply_add(factor, (B,), added, NATIVE)
             passed += tl.sum(g, axis=0)
         added = as_tile(added, CHUNK, 1)
-        state = tl.fma(state, kept_share(total), added)
+        state = tl.fma(state, exp_of_sum(total), added)
     at = states + target * stride_slot
     store_state(at + in_vk, at + in_kv, state, tile_inside, to_kv, EITHER)
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.elementary import exp_rn
-from .fragments import addends, in_product_order, inside
+from ..common.elementary import exp_of_sum, exp_rn
+from ..common.fragments import addends
 
 TOKENS = tl.constexpr(16)  # what a tensor core sums at once
 
@@ -40,14 +40,6 @@ def weights(dt, g, passed, total):
 
 
 @triton.jit
-def kept_share(total):
-    """e^total in float32, total float64."""
-    high = total.to(tl.float32)
-    share = exp_rn(high)
-    return tl.fma(share, (total - high.to(tl.float64)).to(tl.float32), share)
-
-
-@triton.jit
 def weighted(x, weight, PARTNER: tl.constexpr):
     """x [rows, TOKENS] times the tokens' weights, in addends. (A fused product, which nothing after it can absorb.)"""
     x = x.to(tl.float32)
@@ -55,21 +47,8 @@ def weighted(x, weight, PARTNER: tl.constexpr):
 
 
 @triton.jit
-def load_B(B_group, stride, at, DSTATE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
-    """[TOKENS, PART] of pending tokens' B, columns renamed. at: positions, which are there, first column."""
-    position, live, first = at
-    column = first + tl.arange(0, PART)
-    B = tl.load(
-        B_group + position[:, None] * stride + column[None, :],
-        mask=live[:, None] & inside(column, DSTATE, DSTATE % PART == 0)[None, :],
-        other=0.0,
-    )
-    return in_product_order(B, CHUNK)
-
-
-@triton.jit
 def fold_factors(count, order_row, dt_head, stride_dt, decay_rate, STEPS: tl.constexpr):
-    """Of up to STEPS x TOKENS pending tokens: positions, which are there and weights, a tuple each, and kept_share.
+    """Of up to STEPS x TOKENS pending tokens: positions, which are there and weights, a tuple each, and e^{sum of g}.
 
     Sums in the order of fold.py's loops, which make the same numbers of any count.
     """
@@ -87,4 +66,4 @@ def fold_factors(count, order_row, dt_head, stride_dt, decay_rate, STEPS: tl.con
         _, _, dt, g = pending_steps(step * TOKENS, count, order_row, dt_head, stride_dt, decay_rate)
         shares = shares + (weights(dt, g, passed, total),)  # noqa: RUF005
         passed += tl.sum(g, axis=0)
-    return positions, lives, shares, kept_share(total)
+    return positions, lives, shares, exp_of_sum(total)

@@ -14,7 +14,7 @@ exactly (fold_tile.py), and writes it; its outputs start from the written state.
 the commit (common/window.py) asks the same rule (common/pending.py).
 
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
-(fragments.py), two for an output of 16 bits and three for float32.
+(common/fragments.py), two for an output of 16 bits and three for float32.
 
 Layouts: x, y [T, H, P], B, C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P]
 in slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
@@ -34,18 +34,14 @@ import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
 from ..common.elementary import softplus_rn
-from ..common.grid import launch_grid
-from ..common.operands import Rows, States
-from ..common.pending import pending_and_folding
-from ..common.tile import IS_KV
-from .arguments import check_sizes, chunk_of, parameters
-from .fold_tile import TOKENS, fold_factors, load_B, weighted
-from .fragments import (
+from ..common.fragments import (
     addends,
     as_left,
     as_tile,
+    chunk_of,
     in_product_order,
     inside,
+    load_in_product_order,
     multiply,
     multiply_add,
     per_column,
@@ -54,11 +50,16 @@ from .fragments import (
     tile_column,
     tile_row,
 )
+from ..common.grid import launch_grid
+from ..common.operands import Rows, States
+from ..common.pending import pending_and_folding
+from ..common.tile import IS_KV, prefetch
+from .arguments import check_sizes, parameters
+from .fold_tile import TOKENS, fold_factors, weighted
 from .window import Mamba2Window
 
 PART = 64  # state columns of a product: fewer registers, and shorter sums in the tensor cores' own rounding
 KEPT_COLUMNS = 2 * 128  # of the pending tokens' B, in registers: two products' tokens at dstate 128
-LINE = tl.constexpr(128)  # bytes
 
 
 class Tiling(NamedTuple):
@@ -73,16 +74,6 @@ class Tiling(NamedTuple):
     num_stages: int
     max_registers: int = 0  # a thread; 0: the compiler's choice
     prefetched: int = 0
-
-
-@triton.jit
-def _prefetch(start, BYTES: tl.constexpr, LINES: tl.constexpr):
-    """Ask for BYTES from the pointer `start` on; LINES: how many lines that is, as a power of two."""
-    last: tl.constexpr = (BYTES - 1) // LINE
-    line = start.to(tl.int64) + tl.minimum(tl.arange(0, LINES), last) * LINE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -172,7 +163,7 @@ def _stream(
                         B_fold = B_folds[step * PARTS + part]
                     else:
                         at_B = (positions[step], lives[step], part * PART)
-                        B_fold = load_B(window_B_group, stride_wB_pos, at_B, DSTATE, PART, CHUNK)
+                        B_fold = load_in_product_order(window_B_group, stride_wB_pos, at_B, DSTATE, PART, CHUNK)
                     added = multiply_add(factors[step], (B_fold,), added, NATIVE)
                 folded = tl.fma(state.to(tl.float32), kept, as_tile(added, CHUNK, WARPS))
                 # outputs start from what is written, as the next verify's will
@@ -224,7 +215,7 @@ def _mamba2_verify_kernel(
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
     if PREFETCH > 0:
         bytes_a_block: tl.constexpr = BLOCK_P * DSTATE * (checkpoint.dtype.element_ty.primitive_bitwidth // 8)
-        _prefetch(checkpoint_head + first_block * (BLOCK_P * DSTATE), PREFETCH * bytes_a_block, 512)
+        prefetch(checkpoint_head + first_block * (BLOCK_P * DSTATE), PREFETCH * bytes_a_block, 512)
     row = tl.load(rows + b).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
     folds = folding > 0
@@ -312,7 +303,7 @@ def _mamba2_verify_kernel(
             for step in tl.static_range(FOLD_STEPS):
                 for part in tl.static_range(PARTS):
                     at = (positions[step], lives[step], part * PART)
-                    B_folds = B_folds + (load_B(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
+                    B_folds = B_folds + (load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
         fold = (window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept)
         if EITHER and is_kv:
             _stream(

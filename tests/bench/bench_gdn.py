@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import itertools
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -275,46 +276,56 @@ def time_folds(problem: Problem, budget_ms: float) -> dict[str, dict[str, float]
     }
 
 
-def default_for(nodes: int) -> VerifyConfig:
-    return default_config(nodes=nodes, values=128, exact=False, overlap=True)
+def default_for(nodes: int, window: int) -> VerifyConfig:
+    """A large batch's."""
+    return default_config(nodes=nodes, values=128, exact=False, fold_threshold=window, overlap=True)
 
 
-def candidates() -> list[VerifyConfig]:
-    """Configurations worth a timing: the default, and each change from it that might pay, some combined."""
-    base = VerifyConfig(overlap=True)
-    changes: list[dict[str, Any]] = [
+def candidates() -> list[dict[str, Any]]:
+    """Changes from the default of a large batch that are worth a timing: none, each that might pay, some combined."""
+    return [
         {},
         {"overlap": False},
-        {"registers": 104},
-        {"registers": None},
-        {"chunk": 16},
-        {"chunk": 64},
-        {"block_v": 16, "num_warps": 1},
-        {"block_v": 32, "num_warps": 2},
-        {"block_v": 32, "num_warps": 4},
-        {"num_warps": 8},
-        {"block_v": 128, "num_warps": 8},
+        {"num_stages": 1},
+        {"num_stages": 3},
+        {"num_stages": 4},
+        {"fold_stages": 1},
+        {"fold_stages": 3},
+        {"num_stages": 3, "fold_stages": 1},
+        {"block_v": 16, "blocks": 8, "num_warps": 1},
+        {"block_v": 16, "blocks": 8, "num_warps": 1, "num_stages": 3},
+        {"block_v": 16, "blocks": 8, "num_warps": 1, "fold_stages": 1},
+        {"block_v": 16, "blocks": 8, "num_warps": 1, "fold_stages": 1, "registers": 168},
+        {"block_v": 16, "blocks": 8, "num_warps": 2},
+        {"block_v": 16, "blocks": 4, "num_warps": 1},
+        {"block_v": 16, "blocks": 1, "num_warps": 1, "num_stages": 1, "fold_stages": 1},
+        {"block_v": 16, "blocks": 1, "num_warps": 2, "num_stages": 1, "fold_stages": 1},
+        {"block_v": 32, "blocks": 4, "num_warps": 2},
+        {"block_v": 32, "blocks": 2, "num_warps": 2},
+        {"block_v": 32, "blocks": 1, "num_warps": 2, "num_stages": 1, "fold_stages": 1},
+        {"block_v": 32, "blocks": 4, "num_warps": 2, "registers": 168},
+        {"block_v": 32, "blocks": 4, "num_warps": 2, "registers": 128},
+        {"block_v": 64, "blocks": 2, "num_warps": 4},
+        {"prefetched": 1},
+        {"prefetched": 2},
         {"query_chunk": 32},
         {"query_chunk": 128},
         {"prepare_warps": 2},
-        {"prepare_warps": 4},
     ]
-    return [replace(base, **change) for change in changes]
 
 
-def compile_slice(arguments: tuple[GdnShape, list[tuple[int, str]], int, list[VerifyConfig]]) -> None:
+def compile_slice(arguments: tuple[GdnShape, list[tuple[int, str]], int, list[dict[str, Any]]]) -> None:
     """Worker: fill Triton's disk cache for some configurations."""
-    shape, cases, window, configs = arguments
+    shape, cases, window, changes = arguments
     for nodes, kind in cases:
         problem = Problem(shape, 2, nodes, kind, window, sets=1)
-        for config in configs:
+        for change in changes:
             with contextlib.suppress(Exception):  # out of resources: shows again in the sweep
-                problem.verify(0, problem.pending([0]), config=config)
+                problem.verify(0, problem.pending([0]), config=replace(default_for(nodes, window), **change))
 
 
-def difference(config: VerifyConfig) -> str:
-    base = asdict(VerifyConfig(overlap=True))
-    return " ".join(f"{k}={v}" for k, v in asdict(config).items() if v != base[k]) or "default"
+def difference(change: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in change.items()) or "default"
 
 
 def sweep(
@@ -326,13 +337,14 @@ def sweep(
     workers: int,
 ) -> list[dict[str, Any]]:
     """Amortised time of every candidate; errors are checked for each."""
-    configs = candidates()
+    changes = candidates()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.map(compile_slice, [(s, cases, window, configs[k::workers]) for s in shapes for k in range(workers)])
+        pool.map(compile_slice, [(s, cases, window, changes[k::workers]) for s in shapes for k in range(workers)])
     found = []
     for shape in shapes:
         for nodes, kind in cases:
-            for config in configs:
+            for change in changes:
+                config = replace(default_for(nodes, window), **change)
                 entry: dict[str, Any] = {"state": shape.state, "nodes": nodes, "kind": kind, "config": asdict(config)}
                 try:
                     entry["errors"] = check_errors(shape, nodes, kind, window, None, config)
@@ -341,14 +353,14 @@ def sweep(
                         entry[batch] = time_ours(problem, config, budget_ms)
                         del problem
                 except (Exception, SystemExit) as error:
-                    print(f"{shape.state} N={nodes} {difference(config)}: {type(error).__name__} {error}"[:200])
+                    print(f"{shape.state} N={nodes} {difference(change)}: {type(error).__name__} {error}"[:200])
                     continue
                 found.append(entry)
                 times = " | ".join(
                     f"B={batch} " + " ".join(f"{name} {value['us']:.1f}" for name, value in entry[batch].items())
                     for batch in batches
                 )
-                print(f"{shape.state} N={nodes} {difference(config):44s} {times}", flush=True)
+                print(f"{shape.state} N={nodes} {difference(change):60s} {times}", flush=True)
     return found
 
 
@@ -375,10 +387,7 @@ def main() -> None:
         write_record(options.json, record)
         return
 
-    config = None
-    if options.config:
-        changes = {key: int(value) for key, value in (item.split("=") for item in options.config)}
-        config = replace(VerifyConfig(overlap=True), **changes)
+    changes = {key: int(value) for key, value in (item.split("=") for item in options.config)}
     try:
         stock: Stock | None = Stock()
         record["note"] = "stock: sglang's kernels from PYTHONPATH"
@@ -388,6 +397,7 @@ def main() -> None:
         for nodes, kind in cases:
             baseline: dict[int, Any] = {}
             for window in options.windows:
+                config = replace(default_for(nodes, window), **changes) if changes else None
                 errors = check_errors(shape, nodes, kind, window, stock, config)
                 for batch in options.batches:
                     problem = Problem(shape, batch, nodes, kind, window, sets_for(batch * shape.state_bytes))
@@ -402,7 +412,10 @@ def main() -> None:
                     record["results"].append(entry)
                     del problem
                     torch.cuda.empty_cache()
-    record["config"] = asdict(config) if config else {n: asdict(default_for(n)) for n, _ in cases}
+    record["config"] = {
+        f"N={nodes} window={window}": asdict(replace(default_for(nodes, window), **changes))
+        for (nodes, _), window in itertools.product(cases, options.windows)
+    }
     write_record(options.json, record)
 
     print(record["note"])

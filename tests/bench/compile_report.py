@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
+import torch
 import triton
 from mamba_mtp_kernels.gdn import fold as fold_module
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
@@ -30,6 +31,7 @@ from triton.compiler import ASTSource
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 H, HV, K, V = 16, 32, 128, 128
 STATE_TYPES = {"fp32": "*fp32", "bf16": "*bf16"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -46,13 +48,18 @@ def resources(cubin: bytes) -> dict[str, int]:
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
     found["spill_ops"] = len(re.findall(r"\b(?:LDL|STL)\b", sass))
     found["instructions"] = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE))
-    for name in ("HMMA", "SHFL", "BAR", "LDG.E.128"):
+    for name in ("HMMA", "LDGSTS", "LDS", "STS", "SHFL", "BAR", "LDG.E.128"):
         found[name] = len(re.findall(rf"\b{re.escape(name)}", sass))
     return found
 
 
 def compiled(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], num_warps: int, maxnreg: int | None = None
+    kernel: Any,
+    pointers: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int,
+    maxnreg: int | None = None,
+    num_stages: int = 3,
 ) -> dict[str, int]:
     """Compile a jit kernel as the launcher would with these pointer types; all strides and pointers 16-aligned."""
     signature, attrs = {}, {}
@@ -64,7 +71,7 @@ def compiled(
         if name in pointers or name.startswith("stride"):
             attrs[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": num_warps, "maxnreg": maxnreg}
+    options = {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return {**resources(binary.asm["cubin"]), "shared": binary.metadata.shared}
 
@@ -87,26 +94,26 @@ def verify_reports(
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
         "states": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
         "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
-        "axis_order": "*u8", "newest": "*i32",
+        "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
-        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, either=either
+        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, state=DTYPES[state], either=either
     )
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
     return (
         compiled(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
-        compiled(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers),
+        compiled(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
     )
 
 
 def fold_report(state: str, either: bool) -> dict[str, int]:
     pointers = {
-        **WINDOW_POINTERS, "states": STATE_TYPES[state], "factors": "*fp32", "src_slots": "*i32",
-        "dst_slots": "*i32", "rows": "*i32", "counts": "*i32", "axis_order": "*u8",
+        **WINDOW_POINTERS, "states": STATE_TYPES[state], "src_slots": "*i32", "dst_slots": "*i32", "rows": "*i32",
+        "counts": "*i32", "axis_order": "*u8",
     }  # fmt: skip
-    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), block_v=fold_module.BLOCK_V, either=either)
-    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.NUM_WARPS, fold_module.REGISTERS)
+    constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), state=DTYPES[state], either=either)
+    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.WARPS, num_stages=1)
 
 
 def slots_report(state: str, batch: int, tree: bool, either: bool) -> dict[str, int]:
@@ -130,6 +137,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--state", nargs="+", default=["fp32", "bf16"], choices=list(STATE_TYPES))
     parser.add_argument("--config", nargs="*", default=[], help="field=value of VerifyConfig, changed from the default")
+    parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()
     changes = {key: int(value) for key, value in (item.split("=") for item in args.config)}
     spilled = 0
@@ -143,7 +151,10 @@ def main() -> int:
     for state, either in itertools.product(args.state, (False, True)):
         where = f"state={state} {'either order' if either else 'VK'}"
         for nodes, window, keeps_newest in itertools.product(args.nodes, args.window, (False, True)):
-            config = replace(verify_module.default_config(nodes=nodes, values=V, exact=False), **changes)
+            config = verify_module.default_config(
+                nodes=nodes, values=V, exact=False, fold_threshold=window, heads=args.batch * HV, overlap=True
+            )
+            config = replace(config, **changes)
             prepare, verify = verify_reports(nodes, window, state, config, either, keeps_newest)
             kept = " newest stay" if keeps_newest else ""
             show_all(f"N={nodes} W={window} {where}{kept} {changes}", {"prepare": prepare, "verify": verify})

@@ -10,6 +10,7 @@ import sys
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
+import torch
 from mamba_mtp_kernels.common.operands import MAX_NODES
 from mamba_mtp_kernels.gdn import verify_replay
 
@@ -28,12 +29,14 @@ BATCH = 64
 def gdn_shared(window: int) -> int:
     """Qwen3-Next's heads."""
     heads, dims = (16, 32), (128, 128)
-    config = verify_replay.default_config(nodes=MAX_NODES, values=dims[1], exact=False, heads=BATCH * heads[1])
+    config = verify_replay.default_config(
+        nodes=MAX_NODES, values=dims[1], exact=False, fold_threshold=window, heads=BATCH * heads[1]
+    )
     _, constants = verify_replay.constants_for(
-        config, nodes=MAX_NODES, heads=heads, dims=dims, fold_threshold=window, either=True
+        config, nodes=MAX_NODES, heads=heads, dims=dims, fold_threshold=window, state=torch.float32, either=True
     )
     pointers = dict.fromkeys(("v", "out", "window_k", "window_v", "carried"), "bf16")
-    pointers |= dict.fromkeys(("states", "window_g", "window_beta", "weights", "factors"), "fp32")
+    pointers |= dict.fromkeys(("states", "weights", "fold_factors"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "pending", "newest", "order"), "i32") | {"axis_order": "u8"}
     kernel = verify_replay._verify_kernel
     return int(compiled(kernel, pointers, constants, num_warps=config.num_warps).metadata.shared)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +15,12 @@ from mamba_mtp_kernels.gdn.window import GdnWindow
 from ..helpers import assert_close, assert_same_bits
 from .case import make_case
 from .checks import FLOAT32_LIMIT, implementation, positions_in_storage, storage_of
+
+TOKENS = 16
+"""Pending tokens that fold at once."""
+
+FOLD_LIMIT = 4e-7
+"""Of a float32 state after one or two folds."""
 
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
 
@@ -75,20 +83,29 @@ def test_fold(
 
 
 @BOTH
-def test_fold_in_two_halves_is_fold(which: str, device: torch.device) -> None:
-    """A snapshot of a prefix, then the rest on top of it, is the whole fold bit for bit (float32 state)."""
+@pytest.mark.parametrize(("count", "cut"), [(8, 3), (20, 16)], ids=["inside a step", "between steps"])
+def test_two_folds_and_one(which: str, count: int, cut: int, device: torch.device) -> None:
+    """The reference is plain recurrence: where it is cut does not matter. The kernel rounds the state once a step of 16
+    tokens: between steps a cut changes no bits; elsewhere two folds' states are as exact as one's."""
     fold = implementation(which, device)[1]
-    case = make_case(batch=1, nodes=4, H=1, HV=2, pending=[8], device=device)
+    case = make_case(batch=1, nodes=4, H=1, HV=2, fold_threshold=16, pending=[count], device=device)
     window, row, slot = case.window(lambda x: x[None]), int(case.books.rows[0]), case.books.slots
-    pools = []
-    for cut in (0, 3):
+    states = []
+    for cuts in ((0, count), (0, cut, count)):
         pool, order = case.tensors["checkpoint"].clone()[None], case.books.order.clone()
-        for start, stop in ((0, cut), (cut, 8)):
+        for start, stop in pairwise(cuts):
             order[row] = case.books.order[row].roll(-start)
             counts = torch.tensor([stop - start], dtype=torch.int32, device=device)
             fold(States(pool), replace(window, order=order), Folds(slot, slot, case.books.rows, counts))
-        pools.append(pool)
-    assert_same_bits("checkpoint", pools[1], pools[0])
+        states.append(pool[0, slot.long()])
+    exact = case.clone()
+    exact.tensors = {name: tensor.double() for name, tensor in exact.tensors.items()}
+    exact.fold(partial(gdn_fold_reference, compute_dtype=torch.float64), case.books.settling())
+    want = exact.tensors["checkpoint"][slot.long()]
+    assert_close("once", states[0], want, FOLD_LIMIT)
+    assert_close("twice", states[1], want, FOLD_LIMIT)
+    if which == "reference" or cut % TOKENS == 0:
+        assert_same_bits("checkpoint", states[1], states[0])
 
 
 def test_rejected_arguments(device: torch.device) -> None:

@@ -40,49 +40,60 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"block_v": 16},
-        {"block_v": 32},
-        {"block_v": 128, "num_warps": 8},
+        {"block_v": 16, "blocks": 8},
+        {"block_v": 16, "blocks": 8, "num_warps": 1},
+        {"block_v": 32, "blocks": 4},
+        {"block_v": 64, "blocks": 2, "num_warps": 4},
+        {"blocks": 1, "num_stages": 1, "fold_stages": 1},
+        {"num_stages": 3},
+        {"fold_stages": 1},
+        {"fold_stages": 3},
         {"split": False},
-        {"chunk": 16},
-        {"chunk": 128},
         {"query_chunk": 32},
         {"query_chunk": 128, "prepare_warps": 4},
         {"prepare_warps": 2},
-        {"num_warps": 2},
-        {"registers": 96},
+        {"registers": 168},
+        {"prefetched": 1},
         {"overlap": True},
-        {"overlap": True, "block_v": 32},
+        {"overlap": True, "blocks": 1, "prefetched": 1},
     ],
     ids=str,
 )
-def test_configurations(changes: dict[str, int]) -> None:
+@pytest.mark.parametrize("window", [8, 16])
+def test_configurations(changes: dict[str, int], window: int) -> None:
     """No configuration changes more than rounding."""
-    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import default_config, gdn_verify
 
-    check_verify(real_case(8), gdn_verify, config=replace(VerifyConfig(), **changes))
+    config = default_config(nodes=8, values=128, exact=False, fold_threshold=window)
+    case = real_case(8, fold_threshold=window, pending=[0, 1, 0, window - 1, window, window + 8])
+    check_verify(case, gdn_verify, config=replace(config, **changes))
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
-    """A verify that folds, in tiles of any size, leaves what gdn_fold leaves in its own.
-
-    A bf16 tile has eight rows a warp. Of 16 rows and four warps, two would take half of each row's K, and sums over K
-    run across warps, in another order: hence two warps for that tile, which no default picks for heads of V > 16.
-    """
+@pytest.mark.parametrize("window", [8, 16])
+def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype, window: int) -> None:
+    """A verify that folds, however it is cut up, leaves what gdn_fold leaves."""
     from mamba_mtp_kernels.gdn.fold import gdn_fold
-    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import default_config, gdn_verify
 
     case = make_case(
-        batch=17, nodes=4, dtype=torch.bfloat16, state_dtype=state_dtype, pending=[20] * 17, fold_threshold=16,
-        device="cuda", **QWEN3_NEXT,
+        batch=17, nodes=4, dtype=torch.bfloat16, state_dtype=state_dtype, pending=[window + 4] * 17,
+        fold_threshold=window, device="cuda", **QWEN3_NEXT,
     )  # fmt: skip
     books, slots = case.books, case.books.slots.long()
-    for rows in (slice(0, 17), slice(0, 2)):  # many states, large tiles; few, small ones
+    base = default_config(nodes=4, values=128, exact=False, fold_threshold=window)
+    # (from 64 rows and four warps on, tensor cores of another kind sum in another order)
+    cuts = [(16, 8, 1), (16, 8, 2), (16, 1, 1), (16, 8, 4), (32, 4, 2), (32, 2, 1)]
+    for rows in (slice(0, 17), slice(0, 2)):
         settled = case.clone()
         settled.fold(gdn_fold, books.settling(rows))
         want = settled.tensors["checkpoint"][slots[rows]]
-        for config in (None, *(replace(VerifyConfig(), block_v=v, num_warps=min(4, v // 8)) for v in (16, 32, 64))):
+        for config in (
+            None,
+            *(replace(base, block_v=v, blocks=blocks, num_warps=warps) for v, blocks, warps in cuts),
+            replace(base, fold_stages=1),
+            replace(base, prepare_warps=2),
+        ):
             folded = case.clone()
             folded.run(gdn_verify, config=config)
             assert_same_bits(f"checkpoint, {config}", folded.tensors["checkpoint"][slots[rows]], want)
@@ -90,11 +101,12 @@ def test_fold_has_the_same_bits_in_every_tile(state_dtype: torch.dtype) -> None:
 
 def test_bf16_halves_lose_nothing_that_matters() -> None:
     """Before its output is rounded, the two-halves product is far closer than bf16: seen through float32 outputs."""
-    from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, gdn_verify
+    from mamba_mtp_kernels.gdn.verify_replay import default_config, gdn_verify
 
     case = make_case(batch=2, nodes=8, pending=[3, 20], fold_threshold=16, device="cuda", **QWEN3_NEXT)
     expected, _ = case.oracle()
-    assert rms_ratio(case.run(gdn_verify, config=VerifyConfig()), expected) < 2e-5
+    config = default_config(nodes=8, values=128, exact=False, fold_threshold=16)
+    assert rms_ratio(case.run(gdn_verify, config=config), expected) < 2e-5
 
 
 def test_graph_replay_equals_eager() -> None:

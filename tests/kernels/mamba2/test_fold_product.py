@@ -6,9 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from mamba_mtp_kernels.common.operands import Folds, States
-from mamba_mtp_kernels.mamba2.fold import mamba2_fold
-from mamba_mtp_kernels.mamba2.fragments import (
+from mamba_mtp_kernels.common.fragments import (
     addends,
     as_left,
     as_tile,
@@ -18,6 +16,8 @@ from mamba_mtp_kernels.mamba2.fragments import (
     tile_column,
     tile_row,
 )
+from mamba_mtp_kernels.common.operands import Folds, States
+from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
 

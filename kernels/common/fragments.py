@@ -15,12 +15,18 @@ numbers. Two float32 factors are Triton's to cut (tf32x3, 22 bits).
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 # Which axis of a three-dimensional tile gets the lanes left over: the first before the second in Triton 3.6, the other
 # way round in 3.8. A matter of speed alone.
 ROW_AXIS = tl.constexpr(0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 1)
+
+
+def chunk_of(state: torch.dtype, columns: int) -> int:
+    """Columns of a chunk of a state tile: four lanes' 16 bytes, or half of it where columns are few."""
+    return 32 if state.itemsize == 2 and columns >= 32 else 16
 
 
 @triton.jit
@@ -90,6 +96,22 @@ def in_product_order(x, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def load_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """[M, PART] of the rows of SIZE at rows_at + position * stride, columns renamed; zeros where nothing is.
+
+    at: the M rows' positions, which of them are there, and the first column.
+    """
+    position, live, first = at
+    column = first + tl.arange(0, PART)
+    x = tl.load(
+        rows_at + position[:, None] * stride + column[None, :],
+        mask=live[:, None] & inside(column, SIZE, SIZE % PART == 0)[None, :],
+        other=0.0,
+    )
+    return in_product_order(x, CHUNK)
+
+
+@triton.jit
 def _cut(x, MASK: tl.constexpr):
     """x without its low bits."""
     return (x.to(tl.int32, bitcast=True) & MASK).to(tl.float32, bitcast=True)
@@ -138,11 +160,13 @@ def _dot(left, right, acc, NATIVE: tl.constexpr):
 def multiply_add(left, right, acc, NATIVE: tl.constexpr):
     """acc + left @ right in float32, factors given as tuples of addends, the smallest products first.
 
-    NATIVE: 16-bit products; else in float32, all that Triton's interpreter can do.
+    The smallest addends of two cut factors are not multiplied with each other: that product lies below the bits that
+    the cut left out. NATIVE: 16-bit products; else in float32, all that Triton's interpreter can do.
     """
     for i in tl.static_range(len(left)):
         for j in tl.static_range(len(right)):
-            acc = _dot(left[i], right[j], acc, NATIVE)
+            if i + j > 0 or len(left) == 1 or len(right) == 1:
+                acc = _dot(left[i], right[j], acc, NATIVE)
     return acc
 
 

@@ -1,0 +1,159 @@
+"""The exact fold of pending tokens as products, as a verify and fold.py do it (jit helpers only).
+
+Of tokens t = 0 .. P - 1 in order, with log decay g, strength beta, raw key k of norm 1 / r, and G_t the sum of g
+after t,
+
+    S_P = D S0 + sum_t w_t k_t^T,     D = e^{sum of g},     w = R X^T
+    R_t = beta_t e^{G_t} v_t - beta_t r_t D (S0 k_t)
+    X (I + B L) = diag(r),     B = diag(beta),     L_ts = r_t r_s k_t . k_s for s < t, else 0
+
+No decay stands inside the triangular system: those of a path cancel but for its two ends, and are at most 1. X is small
+and made once a head; every tile of the state takes two products with the keys and one with X.
+
+Keys are taken as they lie: 16-bit ones are exact on tensor cores, and what stands beside them goes in addends
+(common/fragments.py), three of them, which hold all of float32. The sums of g and of squares are float64, and the state
+is rounded once a fold (plain decode rounds it twice a token): `tl.fma(S0, D, sum)`. It must not be the products'
+accumulator, which is cut short in every step. All the rest that is summed is fused by hand, so that whoever folds gets
+the same bits.
+
+Tokens go TOKENS at a time, the oldest first, each such step a fold of its own on a state still in float32. What lies
+beyond the pending tokens adds zeros: windows of different sizes give the same bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..common.elementary import exp_of_sum, exp_rn
+from ..common.fragments import addends, as_left, as_tile, inside, load_in_product_order, multiply, state_addends
+
+TOKENS = tl.constexpr(16)  # what a tensor core sums at once
+STEP_FLOATS = tl.constexpr(320)  # the factors of a step, in a whole number of 128 bytes
+
+
+@triton.jit
+def step_tokens(start, count, order_row):
+    """Of the pending tokens start .. start + TOKENS: window positions, and which are there."""
+    token = start + tl.arange(0, TOKENS)
+    live = token < count
+    return tl.load(order_row + token, mask=live, other=0).to(tl.int64), live
+
+
+@triton.jit
+def step_keys(
+    k_head, stride, position, live,
+    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The tokens' keys, PARTS times [TOKENS, PART], columns renamed."""
+    keys = ()
+    for part in tl.static_range(PARTS):
+        at = (position, live, part * PART)
+        keys = keys + (load_in_product_order(k_head, stride, at, K, PART, CHUNK),)  # noqa: RUF005 (jit has no unpacking)
+    return keys
+
+
+@triton.jit
+def _one_over_root(square):
+    """1 / sqrt of float64 in float32, to half a unit in the last place: its error is one of all that a token adds."""
+    root = tl.rsqrt(square.to(tl.float32))
+    wide = root.to(tl.float64)
+    return tl.fma(0.5 * root, (1.0 - square * wide * wide).to(tl.float32), root)
+
+
+@triton.jit
+def step_factors(
+    k_head, g_head, beta_head, stride_k, stride, position, live,
+    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """What one fold of these tokens is made of but for state and values: (of v, of S0 k, r, X^T off its diagonal, D).
+
+    The first three are [TOKENS] float32, zero where no token is; X^T is [TOKENS, TOKENS]. Keys are loaded here once
+    more, in their own order, which takes fewer registers than to name them back.
+    """
+    g = tl.load(g_head + position * stride, mask=live, other=0.0).to(tl.float64)
+    beta = tl.load(beta_head + position * stride, mask=live, other=0.0)
+    total = tl.sum(g, axis=0)
+    kept = exp_of_sum(total)
+    of_value = beta * exp_rn((total - tl.cumsum(g, axis=0)).to(tl.float32))
+
+    gram = tl.zeros([TOKENS, TOKENS], tl.float32)
+    square = tl.zeros([TOKENS], tl.float64)
+    for part in tl.range(PARTS, num_stages=1):
+        # (not unrolled: two parts at once would fill the registers of all that share the kernel)
+        column = part * PART + tl.arange(0, PART)
+        keys = tl.load(
+            k_head + position[:, None] * stride_k + column[None, :],
+            mask=live[:, None] & inside(column, K, K % PART == 0)[None, :],
+            other=0.0,
+        )
+        gram = tl.fma(multiply((keys,), (tl.trans(keys),), NATIVE), 1.0, gram)
+        wide = keys.to(tl.float64)
+        square += tl.sum(wide * wide, axis=1)
+    t = tl.arange(0, TOKENS)
+    row, column = t[:, None], t[None, :]
+    norm = tl.where(live, _one_over_root(square + 1e-6), 0.0)
+    norm_of_column = tl.sum(tl.where(row == column, norm[:, None], 0.0), axis=0)
+    coupling = (gram * (norm[:, None] * norm_of_column[None, :])) * beta[:, None]
+    coupling = tl.where(row > column, coupling, 0.0)
+
+    # (I + B L)^-1: row after row is done, and taken out of those below
+    inverse = tl.where(row == column, 1.0, 0.0)
+    for done in tl.static_range(TOKENS - 1):
+        below = tl.sum(tl.where(column == done, coupling, 0.0), axis=1)
+        its_row = tl.sum(tl.where(row == done, inverse, 0.0), axis=0)
+        inverse = tl.fma(-below[:, None], its_row[None, :], inverse)
+    solve = tl.where(row > column, norm[:, None] * inverse, 0.0)
+    return of_value, -(beta * norm) * kept, norm, tl.trans(solve), kept
+
+
+@triton.jit
+def _factor_pointers(at):
+    """Where STEP_FLOATS floats hold the factors, in the order of step_factors."""
+    t = tl.arange(0, TOKENS)
+    rows = at + t
+    square = at + 3 * TOKENS + t[:, None] * TOKENS + t[None, :]
+    return rows, rows + TOKENS, rows + 2 * TOKENS, square, at + 3 * TOKENS + TOKENS * TOKENS
+
+
+@triton.jit
+def store_factors(at, factors):
+    """Keep what step_factors made."""
+    pointers = _factor_pointers(at)
+    for i in tl.static_range(len(factors)):
+        tl.store(pointers[i], factors[i])
+
+
+@triton.jit
+def load_factors(at):
+    """What store_factors kept."""
+    of_value, of_product, norm, solve, kept = _factor_pointers(at)
+    return tl.load(of_value), tl.load(of_product), tl.load(norm), tl.load(solve), tl.load(kept)
+
+
+@triton.jit
+def fold_step(
+    tiles, values, keys, factors,
+    CHUNK: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Some rows of a state after these tokens, float32: tiles of PART columns each, a tuple as the keys are.
+
+    values [rows, TOKENS], zero where no token is; factors by step_factors.
+    """
+    of_value, of_product, norm, solve, kept = factors
+    PARTNER: tl.constexpr = keys[0].dtype
+    product = tl.zeros([values.shape[0], TOKENS], tl.float32)
+    for part in tl.static_range(len(keys)):
+        left = state_addends(as_left(tiles[part], WARPS), PARTNER, 3)
+        # a plain sum would become the product's accumulator
+        product = tl.fma(multiply(left, (tl.trans(keys[part]),), NATIVE), 1.0, product)
+    given = tl.fma(product, of_product[None, :], values.to(tl.float32) * of_value[None, :])
+    # the diagonal in float32's own rounding
+    coupled = multiply(addends(given, tl.bfloat16, 3), addends(solve, tl.bfloat16, 3), NATIVE)
+    weight = tl.fma(given, norm[None, :], coupled)
+    weights = addends(weight, PARTNER, 3)
+    folded = ()
+    for part in tl.static_range(len(keys)):
+        added = as_tile(multiply(weights, (keys[part],), NATIVE), CHUNK, WARPS)
+        folded = folded + (tl.fma(tiles[part].to(tl.float32), kept, added),)  # noqa: RUF005
+    return folded
