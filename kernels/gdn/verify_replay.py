@@ -314,7 +314,7 @@ def default_config(
     """
     tokens = fold_threshold + nodes
     many = heads >= FEW_HEADS
-    # what nothing spills in (tests/bench/compile_report.py): a tile of 32 rows if the keys of a fold are loaded once
+    # what next to nothing spills in (tests/bench/compile_report.py): a tile of 32 rows if a fold loads its keys once
     once = tokens <= TOKENS.value
     block_v = 32 if once and many else 16
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
