@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -135,6 +136,20 @@ def key_length(req: Any) -> int:
     """Of how many of its committed tokens the radix cache is told when a request ends."""
     owned = getattr(req, "owned_kv_len", None)  # up to 0.5.20 under another name
     return int(owned() if owned is not None else req.effective_kv_committed_len())
+
+
+def insertion_of_a_prefix(insert_params: Any, length: int, state: Any) -> Any:
+    """To insert, after the insertion of ``insert_params``, ``state`` [1] (a slot) at its key's first ``length`` tokens,
+    whose KV cache the radix cache has by then."""
+    counted = {"inserted_len": length} if hasattr(insert_params, "inserted_len") else {}  # from 0.5.22 on
+    return dataclasses.replace(
+        insert_params,
+        key=insert_params.key[:length],
+        value=insert_params.value[:length],
+        mamba_value=state,
+        prev_prefix_len=length,  # or the tree would free them as duplicates of its own
+        **counted,
+    )
 
 
 def finds_older_snapshots(component: Any) -> bool:

@@ -302,7 +302,11 @@ READ: tuple[tuple[Names, ...], ...] = (
         "reqs req_pool_indices decoding_reqs spec_algorithm mamba_track_mask mamba_track_indices "
         "mamba_lazy_spec_track_positions_cpu",
     ),
-    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen"),
+    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids"),
+    _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
+    _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),
+    _read("sglang.srt.mem_cache.radix_cache:RadixKey", "__getitem__"),
+    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "insert req_to_token_pool"),
     _first_of((f"{_SCHEDULE}:Req", "kv_committed_len"), (f"{_SCHEDULE}:ReqKvInfo", "kv_committed_len")),
     _first_of((f"{_SCHEDULE}:Req", "owned_kv_len"), (f"{_SCHEDULE}:Req", "effective_kv_committed_len")),
     _first_of((f"{_SCHEDULE}:Req", "mamba_pool_idx"), (f"{_SCHEDULE}:ReqKvInfo", "mamba_pool_idx")),

@@ -44,8 +44,23 @@ def after_the_offer(
     requests = component.cache.req_to_token_pool
     if not isinstance(requests, RewindRequests) or not is_finished:
         return original(component, req, is_finished, insert_result=insert_result, insert_params=insert_params)
+    if insert_result is not None:
+        _insert_snapshot(component.cache, requests, req, insert_params)
     taken = insert_result is not None and not insert_result.mamba_exist
     return requests.release(req, given=len(insert_params.key) if taken else None)
+
+
+def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_params: Any) -> None:
+    """The snapshot of a request that ended with its prefill: what shares a prefix with it will hit there, not at its
+    end."""
+    slot, length = requests.give_snapshot(req)
+    if slot is None:
+        return
+    if length < len(insert_params.key):
+        result = cache.insert(batches.insertion_of_a_prefix(insert_params, length, slot))
+        if not result.mamba_exist:
+            return
+    requests.mamba_allocator.free(slot)
 
 
 def track_where_there_is_a_slot(entry: Any, batch: Any, req: Any) -> Any:

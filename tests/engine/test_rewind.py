@@ -39,6 +39,37 @@ def test_the_next_turn_recomputes_nothing(family, checkpoint):
         assert whole - 1 <= turn.cached_tokens <= whole
 
 
+def _one_token_each(vocab: int) -> Scenario:
+    """Requests with a prefix in common, one after the other, that end with their prefill; and one that decodes."""
+    shared = scenarios.tokens(31, 150, vocab)
+    one, two, three = (shared + scenarios.tokens(32 + i, 40 + i, vocab) for i in range(3))
+    return Scenario(
+        "one token each",
+        (
+            Request("one", one, max_new_tokens=1),
+            Request("two", two, max_new_tokens=1, after="one"),
+            Request("three", three, max_new_tokens=1, after="two"),
+            Request("again", three, max_new_tokens=24, after="three"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_ends_with_its_prefill_leaves_its_snapshot_too(family, checkpoint):
+    """The third finds the prefix that the second branched off at, as under SGLang's own strategy."""
+    todo = [_one_token_each(checkpoint.vocab)]
+
+    def cached(cache: str) -> list[int]:
+        case = Case(family, "nextn-tree", cache, "replay")
+        result = run(case.spec(checkpoint(family), chunked_prefill_size=4096), todo)
+        check_equal(result, todo)
+        return [result.outcomes[f"one token each/{name}"].cached_tokens for name in ("two", "three", "again")]
+
+    ours, sglangs = cached("rewind"), cached("extra_buffer-overlap")
+    assert sglangs[1] >= 128
+    assert all(mine >= theirs for mine, theirs in zip(ours, sglangs, strict=True)), (ours, sglangs)
+
+
 def _pages() -> list:
     quick = {("gdn", 16), ("mamba2", 64)}
     every = itertools.product(FAMILIES, (16, 64))
