@@ -188,8 +188,10 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.configs.model_config", "ModelConfig"),
     _read(
         "sglang.srt.configs.model_config:ModelConfig",
-        "dtype vocab_size head_dim v_head_dim num_hidden_layers from_server_args",
+        "dtype vocab_size head_dim v_head_dim num_hidden_layers num_attention_heads from_server_args",
     ),
+    _read("sglang.srt.environ", "envs"),
+    _read("sglang.srt.environ:Envs", "SGLANG_FLASHINFER_WORKSPACE_SIZE"),
     _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
     _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram from_string"),
     # a server that is not started

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__, config, guards, modes
-from ..compat import startup, surfaces, version
+from ..compat import attention, startup, surfaces, version
 from ..errors import MtpError
 from ..families.table import FAMILIES
 from ..metrics.facts import Facts, facts_of
@@ -287,6 +287,12 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
     serving = _serving_of_pools(configurator)
     if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
+    attention.make_room_for_verifies(
+        configurator.server_args,
+        configurator.model_config,
+        requests=kwargs["max_num_reqs"],
+        nodes=startup.largest_draft(configurator.server_args),
+    )
     if serving.rewinds_to:
         startup.skip_decode_locks()
         with startup.request_pool_built_as(rewind.RewindRequests):

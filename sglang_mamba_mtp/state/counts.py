@@ -25,10 +25,9 @@ class Counts:
         """A verify has folded ``folded`` [n] tokens of its rows, 0 where none."""
         self._add(0, folded)
 
-    def settles(self, pending: torch.Tensor, slots: torch.Tensor) -> None:
-        """``slots`` [n] are being settled: counted are those that have anything pending, by ``pending`` [S]."""
-        # slot 0 is padding and holds nothing
-        self._add(2, pending.index_select(0, slots.reshape(-1).clamp(min=0)))
+    def settles(self, folded: torch.Tensor) -> None:
+        """Somebody else than a verify has ``folded`` [n] tokens of slots folded, 0 where none."""
+        self._add(2, folded)
 
     def moves(self, sources: torch.Tensor, slots: torch.Tensor) -> None:
         """``slots`` [n] are being settled by copying from ``sources`` [n]: counted are those that differ."""

@@ -244,10 +244,11 @@ class Window(DraftStore):
 
     def settle(self, slots: torch.Tensor) -> None:
         """Fold the pending tokens of ``slots`` into their checkpoints, which keep their axis order."""
-        if self.counts is not None:
-            self.counts.settles(self.pending, slots)
         live = slots.clamp(min=0).to(torch.int64)
-        self._fold_both(Folds(slots, slots, self.window_row[live], self.pending[live]))
+        pending = self.pending[live]
+        if self.counts is not None:
+            self.counts.settles(pending)
+        self._fold_both(Folds(slots, slots, self.window_row[live], pending))
         self.discard(slots)
 
     def state_at(self, src: torch.Tensor, dst: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -261,7 +262,10 @@ class Window(DraftStore):
         pending = self.pending[live]
         counts = torch.minimum(pending - (self.length[live] - lengths), pending)
         self._out_of_reach += ((counts < 0) & (pending > 0) & (src > 0) & (dst > 0)).sum()
-        self._fold_both(Folds(src, dst, self.window_row[live], counts.clamp(min=0)))
+        counts = counts.clamp(min=0)
+        if self.counts is not None:
+            self.counts.settles(counts)
+        self._fold_both(Folds(src, dst, self.window_row[live], counts))
         self.discard(dst)
         self._axis_orders.mark(torch.where(src == dst, torch.zeros_like(dst), dst), self._axis_orders.write)
 

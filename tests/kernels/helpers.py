@@ -109,6 +109,7 @@ class Bookkeeping:
     fold_threshold: int
     newest: torch.Tensor | None = None
     length: torch.Tensor | None = None
+    page: int = 1
 
     @property
     def batch(self) -> int:
@@ -134,7 +135,8 @@ class Bookkeeping:
 
     def window(self, kind: type[AnyWindow], **inputs: torch.Tensor) -> AnyWindow:
         """A family's window over this bookkeeping."""
-        return kind(self.pending, self.order, self.fold_threshold, newest=self.newest, length=self.length, **inputs)
+        kept = {"newest": self.newest, "length": self.length, "page": self.page}
+        return kind(self.pending, self.order, self.fold_threshold, **kept, **inputs)
 
     def assert_same(self, other: Bookkeeping) -> None:
         """Fail with a name unless all tensors hold the same bytes."""

@@ -74,7 +74,7 @@ def test_counting_never_reads_the_device():
         pending = torch.arange(8, dtype=torch.int32, device=DEVICE)
         slots = torch.tensor([2, 7, -1], dtype=torch.int32, device=DEVICE)
         counts.folds(pending[6:] * torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))
-        counts.settles(pending, slots)
+        counts.settles(pending.index_select(0, slots.clamp(min=0)))
         counts.moves(slots + 1, slots)
         assert isinstance(counts.values, OnDevice) and reads == []
     assert counts.values.tolist() == [1, 7, 2 + 2, 9]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -51,6 +53,14 @@ def _nothing_stays(commit):
     return sabotaged
 
 
+def _nothing_but_the_newest_stays(commit):
+    def sabotaged(self: Window, *args, **kwargs) -> None:
+        self._window = replace(self._window, page=1)
+        commit(self, *args, **kwargs)
+
+    return sabotaged
+
+
 def _one_token_longer(state_at):
     def sabotaged(self: Window, src: torch.Tensor, dst: torch.Tensor, lengths: torch.Tensor) -> None:
         state_at(self, src, dst, lengths + 1)
@@ -89,6 +99,7 @@ SABOTAGES = {
     "a bit is stale after an overwrite": (ReplayLives, AxisOrders, "mark", _nothing),
     "nobody turns a slot for SGLang": (SlotsLives, AxisOrders, "turn", _nothing),
     "a fold takes the newest step too": (RewindLives, Window, "commit", _nothing_stays),
+    "a fold passes the boundary of a page": (RewindLives, Window, "commit", _nothing_but_the_newest_stays),
     "a slot is given away a token ahead of its key": (RewindLives, Window, "state_at", _one_token_longer),
     "slots are taken before they are brought back": (RewindLives, RewindPool, "catch_up", _nothing),
     "the convolution stays behind a fold": (RewindLives, Window, "_fold_both", _without_the_convolution),

@@ -13,7 +13,7 @@ from sglang_mamba_mtp.compat import version
 from sglang_mamba_mtp.compat.records import Names, Surface
 from sglang_mamba_mtp.compat.surfaces import ARGUMENTS, HOOKED, READ, RELIED_ON
 from sglang_mamba_mtp.errors import MtpError
-from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY
+from sglang_mamba_mtp.guards import COMMON, OWN_VERIFY, SGLANGS_VERIFY
 
 from ..arguments import arguments_read
 from .conftest import VERSIONS, sources_of
@@ -62,13 +62,13 @@ def test_every_version_is_what_the_plugin_was_written_for(wheel):
 
 
 def test_what_the_guards_read_is_there(wheel):
-    always = arguments_read(guard for guard in COMMON + OWN_VERIFY if not guard.optional)
+    always = arguments_read(guard for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY if not guard.optional)
     assert len(always) > 20
     assert always <= wheel.arguments, always - wheel.arguments
 
 
 def test_optional_guards_are_of_some_versions_only():
-    for guard in (guard for guard in COMMON + OWN_VERIFY if guard.optional):
+    for guard in (guard for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY if guard.optional):
         (name,) = arguments_read([guard])
         there = [each for each in VERSIONS if name in sources_of(each).arguments]
         assert 0 < len(there) < len(VERSIONS), f"{guard.flag} is in {there}"

@@ -58,8 +58,8 @@ MODES: dict[str, Mode] = {
         ),
         Mode("snapshot", "snapshot", True, _plugin("snapshot")),
         Mode("slots", "slots", True, _plugin("slots")),
-        Mode("replay", "replay", True, (*_plugin("replay"), "--mamba-mtp-radix", "sglang")),
-        Mode("rewind", "replay that rewinds", True, (*_plugin("replay"), "--mamba-mtp-radix", "rewind")),
+        Mode("replay", "replay, SGLang's radix strategy", True, (*_plugin("replay"), "--mamba-mtp-radix", "sglang")),
+        Mode("rewind", "replay", True, (*_plugin("replay"), "--mamba-mtp-radix", "rewind")),
     )
 }
 #: What is compared if nothing is asked for: `snapshot` is SGLang's verify with fixes and runs at its speed.

@@ -133,6 +133,8 @@ def test_what_the_next_verify_folds():
             r"length: dtype torch\.int64",
         ),
         ({"fold_threshold": -1}, ValueError, "fold_threshold: -1"),
+        ({"page": 16}, ValueError, "page: 16, expected 1, or more where newest is given"),
+        ({"newest": integers(SLOTS), "length": integers(SLOTS), "page": 0}, ValueError, "page: 0, expected 1"),
         ({"pending": integers(SLOTS, dtype=torch.int64)}, TypeError, "pending: dtype"),
         ({"order": integers(ROWS, 2 * CAPACITY)[:, ::2]}, ValueError, "order: strides"),
         ({"k": torch.rand(ROWS, CAPACITY, 1, 4)}, ValueError, r"window_v: shape \(2, 3, 8, 2, 6\), expected \[R=3"),

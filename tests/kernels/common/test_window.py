@@ -27,7 +27,7 @@ SCHEDULES = [pytest.param(fold_first, id="kernel"), pytest.param(fold_first_refe
 
 def lengths_of(books: Bookkeeping) -> list[int]:
     """Some length of each batch row before the step, past what 16 bits hold."""
-    return [70_000 + 1000 * b for b in range(books.batch)]
+    return [70_000 + 1001 * b for b in range(books.batch)]
 
 
 def naive_commit(books: Bookkeeping, last_correct: list[int], track: list[int]) -> tuple[Bookkeeping, list[int]]:
@@ -53,7 +53,7 @@ def naive_commit(books: Bookkeeping, last_correct: list[int], track: list[int]) 
         books.pending[slot] = pending
         books.window_row[slot] = row
         if books.newest is not None:
-            books.newest[slot] = len(path)
+            books.newest[slot] = min(len(path) + lengths_of(books)[b] % books.page, pending)
             books.length[slot] = lengths_of(books)[b] + len(path)
         counts.append(kept + len(path_to(tree, track[b])) if track[b] >= 0 else 0)
     return books, counts
@@ -107,6 +107,32 @@ def test_matches_the_rule(commit, threshold, nodes, keeps_newest, device):
     actual, track_count = run(commit, books, last, track, device)
     actual.assert_same(expected)
     assert track_count == [*counts, -5]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("page", [4, 16])
+def test_what_a_fold_leaves_goes_back_to_a_page(commit, page, device):
+    """As far as anything is pending."""
+    generator = torch.Generator().manual_seed(page)
+    pending = [0, 3, 7, 16, 20, 24]
+    books = replace(
+        random_bookkeeping(
+            parents=random_tree_parents(6, 5, generator),
+            pending=pending,
+            fold_threshold=20,
+            generator=generator,
+            newest=random_newest(pending, 20, generator),
+        ),
+        page=page,
+    )
+    last, nothing = [4, 0, -1, 2, 1, 4], [-1] * 6
+    expected, _ = naive_commit(books, last, nothing)
+    actual, _ = run(commit, books, last, None, device)
+    actual.assert_same(expected)
+    stays = [int(expected.newest[slot]) for slot in books.slots.tolist()]
+    paths = [len(path_to(books.parents[b].tolist(), last[b])) for b in range(6)]
+    assert sum(stay > path for stay, path in zip(stays, paths, strict=True)) > 2, "no page was begun"
+    assert any(int(expected.pending[slot]) == stay > 0 for slot, stay in zip(books.slots.tolist(), stays, strict=True))
 
 
 @pytest.mark.parametrize("commit", COMMITS)
