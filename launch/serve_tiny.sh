@@ -5,6 +5,7 @@
 #   bash launch/serve_tiny.sh --model mamba2 --version 0.5.17
 #   bash launch/serve_tiny.sh --plain                           without speculation
 #   bash launch/serve_tiny.sh --port 31000 --mamba-mtp-mode off anything else goes to sglang.launch_server
+#   bash launch/serve_tiny.sh --host 0.0.0.0                    to other machines too; without it to this one alone
 #   bash launch/serve_tiny.sh --python PATH                     this interpreter, which has SGLang: no set-up
 set -uo pipefail
 . "$(dirname "$0")/setup.sh"
@@ -22,7 +23,7 @@ while [ $# -gt 0 ]; do
             shift 2 ;;
         --plain) speculate=(); shift ;;
         --speculative-algorithm*) speculate=(); arguments+=("$1"); shift ;;
-        -h | --help) sed -n '2,8p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,9p' "$0"; exit 0 ;;
         *) arguments+=("$1"); shift ;;
     esac
 done
@@ -41,5 +42,6 @@ else
 fi
 unset PYTHONDONTWRITEBYTECODE # imports take four times as long without byte code
 export HF_HUB_OFFLINE=1
-exec "$PYTHON" -m sglang.launch_server --model-path "$model" "${device[@]}" ${speculate[@]+"${speculate[@]}"} \
-    ${arguments[@]+"${arguments[@]}"}
+# To this machine alone, unless --host is among the arguments: the last one counts.
+exec "$PYTHON" -m sglang.launch_server --model-path "$model" --host 127.0.0.1 "${device[@]}" \
+    ${speculate[@]+"${speculate[@]}"} ${arguments[@]+"${arguments[@]}"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,7 +264,7 @@ def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
         raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
     usual = [row for row in ours if row.strategy != "no_buffer"]
     best = max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
-    line = ["python -m sglang.launch_server --model-path", options.model_path]
+    line = ["python", "-m", "sglang.launch_server", "--model-path", options.model_path]
     line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
     line += ["--max-running-requests", str(best.requests)]
     if best.strategy == "none":
@@ -282,4 +283,4 @@ def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
         ("--mamba-mtp-window", options.window if ways[best.way].mode == names.REPLAY else None),
     ):
         line += [flag, str(value)] if value is not None else []
-    return " ".join([*line, *ways[best.way].flags])
+    return shlex.join([*line, *ways[best.way].flags])  # it is pasted into a shell

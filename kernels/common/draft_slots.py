@@ -70,7 +70,8 @@ def _commit_slots_kernel(
     slot = tl.load(slots + b, mask=inside, other=0).to(tl.int64)
     real = inside & (slot > 0)
     row = tl.load(rows + b, mask=real, other=0).to(tl.int64)
-    last = tl.load(last_correct + b, mask=real, other=-1).to(tl.int32)
+    # no node leads out of the row's own draft slots, whatever a tree gone wrong has accepted
+    last = tl.minimum(tl.load(last_correct + b, mask=real, other=-1).to(tl.int32), nodes_per_row - 1)
     draft_slot = first_draft_slot + row.to(tl.int32) * nodes_per_row
     accepts = real & (last >= 0)
     tl.store(current_input + row, draft_slot + last, mask=accepts)
@@ -78,7 +79,7 @@ def _commit_slots_kernel(
     tl.store(slot_row + slot, row.to(tl.int32), mask=accepts)
     tracked = tl.zeros((BLOCK,), tl.int32)
     if HAS_TRACK:
-        step = tl.load(steps_to_track + b, mask=real, other=-1).to(tl.int32)
+        step = tl.minimum(tl.load(steps_to_track + b, mask=real, other=-1).to(tl.int32), nodes_per_row - 1)
         tracked = tl.where(step >= 0, draft_slot + step, 0)
     tl.store(track_src + b, tracked, mask=inside)
 
@@ -159,6 +160,7 @@ def commit_slots(
     rows            slots and rows are read; of padding only track_src is written.
     last_correct    [B] int32 or int64: read, last accepted node of each row; < 0 leaves the row as it is.
     steps_to_track  [B] int32 or int64: read, node whose state is tracked; < 0: none. None: no row is tracked.
+                    Of either, a node past the row's M-th counts as the M-th.
     track_src       [>=B] int32: first B written, draft slot of the tracked node, or 0.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.

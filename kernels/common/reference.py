@@ -60,7 +60,7 @@ def walk_to_root(last: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
     for _ in range(nodes):
         on_path |= node_ids == current[:, None]
         above = parents[:batch].to(torch.int64).gather(1, current.clamp(min=0)[:, None])[:, 0]
-        current = torch.where(current > 0, above, -1)
+        current = torch.where(above < current, above, -1)  # parents fall strictly in a valid tree
     return on_path
 
 
@@ -150,14 +150,16 @@ def commit_slots_reference(
     slots, batch = rows.slots, rows.batch
     accepts = (slots > 0) & (last_correct >= 0)
     slot, row = slots[accepts].to(torch.int64), rows.rows[accepts].to(torch.int64)
-    newest = books.first_draft_slot + row * books.nodes_per_row + last_correct[accepts]
+    last = last_correct[accepts].clamp(max=books.nodes_per_row - 1)
+    newest = books.first_draft_slot + row * books.nodes_per_row + last
     books.current_input[row] = newest.to(books.current_input.dtype)
     books.row_slot[row] = slot.to(books.row_slot.dtype)
     books.slot_row[slot] = row.to(books.slot_row.dtype)
     if steps_to_track is None:
         track_src[:batch] = 0
     else:
-        tracked = books.first_draft_slot + rows.rows.to(torch.int64) * books.nodes_per_row + steps_to_track
+        step = steps_to_track.clamp(max=books.nodes_per_row - 1)
+        tracked = books.first_draft_slot + rows.rows.to(torch.int64) * books.nodes_per_row + step
         track_src[:batch] = torch.where((slots > 0) & (steps_to_track >= 0), tracked, 0).to(track_src.dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,19 @@ def test_what_the_ways_cost(advice):
     (line,) = [line for line in told["text"].splitlines() if line.startswith("extra_buffer") and "replay" in line]
     assert line.split()[2:4] == [str(rows["replay"]["slots"]), str(rows["replay"]["requests"])]
     assert told["text"].endswith(told["launch"])
+
+
+def test_the_line_to_launch_is_one_command(advice):
+    """It is there to be pasted into a shell, and a model's path may come from somewhere else."""
+    path = "models/a model; touch $(here) `there`"
+    options = advise.parser().parse_args(["--model-path", path, "--gpu-memory", "80", "--dtype", "float32;x"])
+    line = arithmetic._launch_line(options, [arithmetic.Row("replay", "extra_buffer", requests=7)])
+    words = shlex.split(line)
+    assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", path]
+    assert words[words.index("--dtype") + 1] == "float32;x"
+    assert shlex.join(words) == line
+    told = advice("gdn")["launch"]
+    assert shlex.join(shlex.split(told)) == told and "'" not in told, "nothing to quote in an ordinary one"
 
 
 def test_refusals(forked, tmp_path):

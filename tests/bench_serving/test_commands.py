@@ -3,6 +3,9 @@ installed bench_serving."""
 
 from __future__ import annotations
 
+import argparse
+import itertools
+
 import pytest
 from mtp_bench import client, server
 from mtp_bench.options import parse as parse_flags
@@ -48,6 +51,42 @@ def test_equal_memory_on_a_gpu(tmp_path):
     assert "--dtype" not in line
     options = parse_flags([*flags, "--max-total-tokens", "4096"])
     assert "--mem-fraction-static" not in server.arguments(options, servings(options)["none"], "m")
+
+
+def test_a_server_listens_on_this_machine_alone(parse, tmp_path, monkeypatch):
+    """SGLang's helper starts it; the command as it would be run, in which the last --host counts."""
+    from tests.engine.harness import import_sglang
+
+    import_sglang()
+    from sglang.test import test_utils
+
+    started = []
+
+    def launch(command, *arguments):
+        started.append(command)
+        raise OSError("seen")
+
+    monkeypatch.setattr(test_utils, "_launch_server_process", launch)
+    options = parse("--server-args", "--host 0.0.0.0")
+    for serving in servings(options).values():
+        with pytest.raises(server.ServerError, match="seen"):
+            server.Server(options, serving, "m", tmp_path / f"{len(started)}.log").start()
+    assert len(started) == len(servings(options))
+    for command in started:
+        hosts = [value for flag, value in itertools.pairwise(command) if flag == "--host"]
+        assert hosts == ["0.0.0.0", "127.0.0.1"]
+
+
+def test_sglang_listens_on_this_machine_unless_told():
+    """For the launch lines of README and of advise, which name no host."""
+    from tests.engine.harness import import_sglang
+
+    import_sglang()
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    assert parser.get_default("host") == "127.0.0.1"
 
 
 def test_a_servers_environment(tmp_path, parse):

@@ -115,3 +115,13 @@ def test_verify_of_a_chain_into_overlapping_windows():
 def test_parents_from_links(parents: list[int]):
     first, after = oracles.links(parents)
     assert parents_from_links(torch.tensor([first]), torch.tensor([after])).tolist() == [parents]
+
+
+def test_a_link_past_the_tree_is_refused_and_one_backwards_ignored():
+    """Stock's CPU verify in mode snapshot; PyTorch checks the index."""
+    none = [-1, -1, -1]
+    for links in (([3, -1, -1], none), ([1, -1, -1], [-1, 2**40, -1])):
+        with pytest.raises(IndexError):
+            parents_from_links(*(torch.tensor([link]) for link in links))
+    backwards = ([1, 1, 0], [-9, 0, 2])
+    assert parents_from_links(*(torch.tensor([link]) for link in backwards)).tolist() == [[-1, 0, -1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -60,6 +61,19 @@ def test_a_port_nobody_listens_on_is_told_before_set_up():
     told = bash("launch/eval_gsm8k.sh", "--port", str(port), "--version", "0.0.0")
     assert told.returncode == 3
     assert f"nobody listens on port {port}" in told.stderr
+
+
+@pytest.mark.parametrize(("given", "host"), [((), "127.0.0.1"), (("--host", "10.1.2.3"), "10.1.2.3")])
+def test_a_tiny_models_server_listens_on_this_machine_unless_told(given, host, tmp_path):
+    """An interpreter that shows the command stands in for the one with SGLang."""
+    shows = tmp_path / "python"
+    shows.write_text('#!/bin/sh\n[ "$2" != sglang.launch_server ] || printf "%s\\n" "$@"\n')
+    shows.chmod(0o755)
+    told = bash("launch/serve_tiny.sh", "--python", str(shows), *given)
+    assert told.returncode == 0, told.stderr
+    flags = told.stdout.split()
+    hosts = [value for flag, value in itertools.pairwise(flags) if flag == "--host"]
+    assert hosts[-1] == host
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,12 @@ def test_a_server_does_not_outlive_the_demo(tmp_path):
     assert gone(pid)
 
 
+def test_a_server_listens_on_this_machine_alone(tmp_path):
+    """The last flag counts: whatever the command before says."""
+    server = Server(["launch", "--host", "0.0.0.0", "--port", "1"], device="cpu", log=tmp_path / "log")
+    assert server.command[-4:] == ["--host", "127.0.0.1", "--port", str(server.port)]
+
+
 def test_ports_and_environment():
     assert 1024 < free_port() < 65536
     environment = server_environment("cpu", {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/h"})

@@ -51,6 +51,17 @@ def test_links_and_paths_lead_somewhere(page):
     assert not lost
 
 
+def test_a_promise_names_a_test_that_is_there():
+    """On each line of docs/security.md a test stands in one of the files that the line names."""
+    lines = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
+    promises = [line for line in lines if "`tests/" in line]
+    assert len(promises) > 10
+    for line in promises:
+        tests = re.findall(r"`(test_\w+)`", line)
+        found = "".join((ROOT / path).read_text(encoding="utf-8") for path in re.findall(r"`(tests/[\w/]+\.py)`", line))
+        assert tests and [test for test in tests if f"\ndef {test}(" not in found] == [], line
+
+
 def test_every_page_is_reached_from_readme():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [page_id(page) for page in PAGES if page.name != "README.md" and f"]({page_id(page)})" not in text] == []

@@ -10,12 +10,15 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from mtp_demo.run import DEVICE_FLAGS, attention_backend
 from mtp_demo.server import HOST, Server
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from sglang_mamba_mtp.metrics.export import COUNTERS, GAUGES, PREFIX
+from sglang_mamba_mtp import __version__
+from sglang_mamba_mtp.metrics.export import COUNTERS, GAUGES, INFO_LABELS, PREFIX
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "launch" / "grafana" / "mamba-mtp.json"
@@ -25,6 +28,16 @@ WINDOW = 8
 DEVICE = "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
 
 
+def samples(text: str) -> list[Sample]:
+    """``/metrics`` as Prometheus' own parser reads it."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def values(text: str) -> dict[str, float]:
+    """Value by name; every sample of this server has one of its own."""
+    return {sample.name: sample.value for sample in samples(text)}
+
+
 class Watched:
     """A served tiny model that has answered, with what it then told."""
 
@@ -32,7 +45,8 @@ class Watched:
         self.server = server
         self.while_running: list[dict[str, float]] = []
         self._ask()
-        self.samples = self.scrape()
+        self.metrics = self.text()
+        self.samples = values(self.metrics)
         self.state = server.get("/server_info")["internal_states"][0]
         self.told = self.state["mamba_mtp"]
         self.log = server.log.read_text(errors="replace")
@@ -42,23 +56,22 @@ class Watched:
         body = {"sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
         asked = [
             threading.Thread(
-                target=self.server.post, args=("/generate", body | {"text": f"Tom has {n} apples and buys {n}."})
+                target=self.server.post,
+                args=("/generate", body | {"text": f"Tom has {n} apples and buys {n}.", "rid": f"customer-{n}"}),
             )
             for n in (3, 7)
         ]
         for thread in asked:
             thread.start()
         while any(thread.is_alive() for thread in asked):
-            self.while_running.append(self.scrape())
+            self.while_running.append(values(self.text()))
             asked[0].join(0.05)
 
-    def scrape(self) -> dict[str, float]:
-        """``/metrics`` as Prometheus' own parser reads it: value by name; every sample of this server has one."""
+    def text(self) -> str:
+        """``/metrics``."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{HOST}:{self.server.port}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        families = text_string_to_metric_families(text)
-        return {sample.name: sample.value for family in families for sample in family.samples}
+            return answer.read().decode()
 
     def __getitem__(self, name: str) -> float:
         return self.samples[PREFIX + name]
@@ -100,6 +113,40 @@ def test_one_line_says_what_is_served(watched):
 def test_every_metric_is_there(watched):
     wanted = [*GAUGES, *(f"{name}_total" for name in COUNTERS), "info"]
     assert [name for name in wanted if PREFIX + name not in watched.samples] == []
+
+
+def test_labels_are_the_servers_and_nothing_of_a_request(watched):
+    found = samples(watched.metrics)
+    (running,) = [sample for sample in found if sample.name.endswith("num_running_reqs")]
+    for sample in found:
+        if sample.name.startswith(PREFIX):
+            own = INFO_LABELS if sample.name == f"{PREFIX}info" else ()
+            assert {name: text for name, text in sample.labels.items() if name not in own} == running.labels, (
+                sample.name
+            )
+    (info,) = [sample.labels for sample in found if sample.name == f"{PREFIX}info"]
+    assert [info[name] for name in INFO_LABELS] == ["replay", "GDN", __version__]
+
+
+@pytest.mark.parametrize("words", ["apples", "customer-"])
+def test_no_word_of_a_request_is_told(watched, words):
+    """Not in the metrics, ``/server_info`` or the log; SGLang's --log-requests is the operator's to give."""
+    assert all(words not in told for told in (watched.metrics, json.dumps(watched.state), watched.log))
+
+
+def test_it_listens_on_this_machine_alone(watched):
+    """But for the store of torch.distributed in the scheduler, which takes no address. (On a GPU NCCL listens too.)"""
+    server = psutil.Process(watched.server._process.pid)
+    listening = {
+        (process.pid, connection.laddr.ip, connection.laddr.port)
+        for process in (server, *server.children(recursive=True))
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert (server.pid, HOST, watched.server.port) in listening
+    elsewhere = [pid for pid, ip, _ in listening if ip not in (HOST, "::1")]
+    assert server.pid not in elsewhere
+    assert DEVICE == "cuda" or len(elsewhere) == 1
 
 
 def test_bytes_and_limits_are_the_announced_ones(watched):

@@ -167,6 +167,21 @@ def test_commit_slots(module, dtype, tracking, device):
 
 
 @pytest.mark.parametrize("module", OPS)
+@pytest.mark.parametrize("node", [4, 5, 40, 2**31 - 1])
+def test_no_node_leads_to_another_rows_draft_slots(module, node, device):
+    """What was accepted, and what is tracked, stays among the row's own, whatever a malformed tree has accepted; the
+    last row's would else lie past the pool."""
+    books = example()
+    last_row = len(books.current_input) - 1
+    on_device = Device(module, device, books)
+    track_src = on_device.commit([3, 4], [0, last_row], [node] * 2, [node] * 2)
+    for slot, row in ((3, 0), (4, last_row)):
+        books.commit(slot, row, books.nodes_per_row - 1)
+    on_device.assert_holds(books)
+    assert track_src == [books.draft_slot(row, books.nodes_per_row - 1) for row in (0, last_row)]
+
+
+@pytest.mark.parametrize("module", OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_newest_and_forget(module, dtype, device):
     books = example()

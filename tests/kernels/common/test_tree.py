@@ -72,6 +72,40 @@ def test_garbage_links_give_some_tree(builder, device):
     assert torch.equal(parents, reference)
 
 
+#: Links of five nodes (first children, next siblings) that no tree has.
+MALFORMED = {
+    "a node is its own child": ([0, 1, 2, 3, 4], [-1] * 5),
+    "a node is its own sibling": ([1, -1, -1, -1, -1], [0, 1, 2, 3, 4]),
+    "children in a circle": ([1, 2, 0, 4, 3], [-1] * 5),
+    "siblings in a circle": ([1, -1, -1, -1, -1], [-1, 2, 3, 4, 1]),
+    "a node with two parents": ([3, 3, 3, -1, 3], [-1, 2, 4, 4, -1]),
+    "just past the tree": ([5, 5, 5, 5, 5], [5, 6, 7, 8, 9]),
+    "far past it": ([2**31 - 1] * 5, [2**62] * 5),
+    "negative": ([-2, -5, -(2**31), -6, -1], [-(2**62)] * 5),
+    "in the tree once cut to 32 bits": ([2**32 + 1] * 5, [2**32 + 4] * 5),
+}
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("links", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_tree_stays_in_its_row(builder, links, device):
+    """It becomes some tree, the trees beside it are what they were, and nothing around the tables is written."""
+    good = torch.tensor([[-1, 0, 0, 1, 3]], dtype=torch.int32)
+    rows = [
+        torch.cat([link, torch.tensor([bad]), link]).to(device)
+        for link, bad in zip(tree_links(good), links, strict=True)
+    ]
+    guarded = [torch.full((64 + 15 + 64,), POISON, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64)]
+    parents, ancestors = (table[64:79].view(3, 5) for table in guarded)
+    builder(parents, ancestors, retrieve_next_token=rows[0], retrieve_next_sibling=rows[1], batch=3)
+    for table in guarded:
+        assert (table[:64] == POISON).all() and (table[79:] == POISON).all()
+    parents, ancestors = parents.cpu(), ancestors.cpu()
+    assert torch.equal(parents[[0, 2]], good.expand(2, 5))
+    assert parents[1, 0] == -1 and (parents[1, 1:] >= 0).all() and (parents[1] < torch.arange(5)).all()
+    assert torch.equal(ancestors, ancestors_of(parents))
+
+
 def test_unlinked_nodes_hang_on_the_root(device):
     links = [torch.full((1, 4), -1) for _ in range(2)]
     links[0][0, 0] = 1

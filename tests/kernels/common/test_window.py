@@ -156,6 +156,38 @@ def test_no_tracking_and_int64(commit, keeps_newest, device):
 
 
 @pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize(
+    ("tree", "last", "path"),
+    [
+        ([-1, 0, 1, 2], 4, [0, 1, 2, 3]),
+        ([-1, 0, 0, 1], 2**31 - 1, [0, 1, 3]),
+        ([-1, 2, 1, 2], 3, [1, 2, 3]),
+        ([-1, 1, 1, 1], 3, [1, 3]),
+        ([-1, 9, 0, 1], 3, [1, 3]),
+        ([-7, 0, 2**31 - 1, 0], 2, [2]),
+        ([0, 0, 1, -9], 2, [0, 1, 2]),
+    ],
+    ids=["past the tree", "far past it", "circle", "own parent", "parent past the tree", "far past", "no root"],
+)
+def test_a_malformed_tree_ends_its_path(commit, tree, last, path, device):
+    """The walk ends where parents do not fall, the order stays a permutation, the rows beside it are what they were."""
+    generator = torch.Generator().manual_seed(8)
+    parents = torch.tensor([[-1, 0, 1, 1]] * 3, dtype=torch.int32)
+    books = random_bookkeeping(parents=parents, pending=[2, 2, 3], fold_threshold=4, generator=generator)
+    books.parents[1] = torch.tensor(tree)
+    actual, track_count = run(commit, books, [3, last, 2], [-1, last, -1], device)
+    expected = books.clone()
+    for b, nodes in enumerate(([0, 1, 3], path, [0, 1, 2])):
+        slot, row = int(books.slots[b]), int(books.rows[b])
+        old, before = books.order[row].tolist(), int(books.pending[slot])
+        new = old[:before] + [old[before + node] for node in nodes]
+        expected.order[row] = torch.tensor(new + [position for position in old if position not in new])
+        expected.pending[slot], expected.window_row[slot] = len(new), row
+    actual.assert_same(expected)
+    assert track_count == [0, 2 + len(path), 0, -5]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
 @KEEPS_NEWEST
 def test_thousand_commits_keep_a_permutation(commit, keeps_newest, device):
     """And the newest tokens are still pending at the next commit, where they were."""
