@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -45,11 +46,20 @@ class Watched:
         self.server = server
         self.while_running: list[dict[str, float]] = []
         self._ask()
-        self.metrics = self.text()
+        self.metrics, self.state = self._at_rest()
         self.samples = values(self.metrics)
-        self.state = server.get("/server_info")["internal_states"][0]
         self.told = self.state["mamba_mtp"]
         self.log = server.log.read_text(errors="replace")
+
+    def _at_rest(self) -> tuple[str, dict]:
+        """``/metrics`` and the scheduler's state. With overlap a step is still being counted when answers are out."""
+        for _ in range(50):
+            metrics, state = self.text(), self.server.get("/server_info")["internal_states"][0]
+            time.sleep(0.1)
+            verifies = PREFIX + "verifies_total"
+            if values(self.text()).get(verifies) == values(metrics).get(verifies):
+                break
+        return metrics, state
 
     def _ask(self) -> None:
         tokens = 400 if DEVICE == "cpu" else 4000  # long enough to be scraped meanwhile
