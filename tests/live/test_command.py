@@ -71,6 +71,11 @@ def test_neither_sglang_nor_torch_is_imported():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_it_listens_on_this_machine_unless_told():
+    assert command.parser().parse_args([]).host == "127.0.0.1"
+    assert command.parser().parse_args(["--host", "0.0.0.0"]).host == "0.0.0.0"
+
+
 def test_origins():
     pytest.importorskip("bokeh", reason="the live page's extra is not installed")
     from sglang_mamba_mtp.live.serve import allowed_origins

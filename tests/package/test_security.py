@@ -42,6 +42,9 @@ ALLOWED_MODULES = {
     ("sglang_mamba_mtp/plugin.py", "multiprocessing"): "asks whether it is in a server's first process",
     ("sglang_mamba_mtp/cpu/__init__.py", "ctypes"): "asks whether there is a CUDA driver",
     ("sglang_mamba_mtp/cpu/speculative_ops.py", "ctypes"): "the KV cache's rows, at the addresses SGLang hands its op",
+    ("sglang_mamba_mtp/live/asking.py", "http"): "a program for people: what can go wrong while it asks a server",
+    ("sglang_mamba_mtp/live/asking.py", "urllib"): "the same program: it asks the server it was given",
+    ("sglang_mamba_mtp/live/serve.py", "socket"): "the same: this machine's names, where it is told to listen on all",
 }
 
 #: Methods and functions that open a file, or change one.
@@ -54,6 +57,7 @@ OPENS = {
 ALLOWED_OPENS = {
     ("sglang_mamba_mtp/advice.py", "index.read_text"): "model.safetensors.index.json, for the size of the weights",
     ("sglang_mamba_mtp/cpu/defaults.py", "config.read_text"): "config.json, for a dtype; as JSON",
+    ("sglang_mamba_mtp/live/asking.py", "self._opener.open"): "the address of a server, not a file",
 }
 
 #: Where a module's name is not written beside its import.
