@@ -37,8 +37,9 @@ def why_not(server_args: Any, longest_window: int) -> str | None:
         return f"--mamba-radix-cache-strategy {args.mamba_radix_cache_strategy}"
     if args.mamba_radix_cache_strategy != "extra_buffer":
         return "--disable-overlap-schedule, where SGLang gives requests' own slots away itself"
-    if threshold_to_rewind(startup.draft_lengths(server_args)[-1], startup.page_size(server_args)) > longest_window:
-        return f"--page-size {args.page_size}, whose boundaries may lie further back than a window"
+    page = startup.page_size(server_args)
+    if page > 1 and threshold_to_rewind(startup.draft_lengths(server_args)[-1], page) > longest_window:
+        return f"--page-size {page}, whose boundaries may lie further back than a window"
     if args.enable_mixed_chunk:
         return "--enable-mixed-chunk, which decodes outside a verify"
     return None
