@@ -83,7 +83,7 @@ LAUNCHES = {
         verify_replay,
         ("prepare_kernel", "_verify_kernel"),
         lambda: gdn(verify_replay.gdn_verify, states=states(), rows=rows(), window=window()),
-        [BATCH * HV, BATCH * HV * 2],
+        [BATCH * HV, BATCH * HV],  # a head's values in one program
     ),
     "gdn_verify_slots": (
         verify_slots,
@@ -91,7 +91,7 @@ LAUNCHES = {
         lambda: gdn(verify_slots.gdn_verify_slots, states=states(), nodes=nodes()),
         [BATCH * HV * 16],
     ),
-    "gdn_fold": (fold, ("_fold_kernel",), gdn_fold, [LAYERS * BATCH * HV * 2]),
+    "gdn_fold": (fold, ("_fold_kernel",), gdn_fold, [LAYERS * BATCH * HV * 4]),
     "conv1d_verify": (
         conv_replay,
         ("_conv1d_verify_kernel",),
