@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -296,15 +297,22 @@ OBSTACLES = {
 }
 
 
-@pytest.mark.parametrize("flag", OBSTACLES)
-def test_rewinding_says_what_stands_against_it(forked, hybrid, sglang, flag):
+@pytest.fixture(params=OBSTACLES)
+def obstacle(request, hybrid, sglang) -> tuple[str, Callable[[], object]]:
+    """What stands against rewinding, and how to build an engine with it."""
+    flag = request.param
     if "mixed" in flag and sglang in ("0.5.17", "0.5.18"):
         pytest.skip("SGLang turns mixed chunks off under speculation")
     asked = {"mamba_radix_cache_strategy": "auto"} | OBSTACLES[flag]
+    return flag, lambda: build(hybrid[names.GDN], spec="NEXTN", overlap=True, track_interval=256, extra=asked)
+
+
+def test_rewinding_says_what_stands_against_it(forked, obstacle):
+    flag, build_it = obstacle
 
     def body():
         with pytest.raises(MtpError) as refusal:
-            build(hybrid[names.GDN], spec="NEXTN", overlap=True, track_interval=256, extra=asked)
+            build_it()
         print("refused:", refusal.value)
 
     result = forked(body, SGLANG_MAMBA_MTP_RADIX="rewind")
@@ -325,16 +333,9 @@ def test_a_rewinding_server_takes_two_slots_a_request(forked, hybrid, page):
     assert "48 state slots, up to 24 requests (2 slots each), radix rewind, " in announced(result.output)
 
 
-@pytest.mark.parametrize("flag", OBSTACLES)
-def test_without_being_asked_to_rewind_a_server_says_why_it_does_not(forked, hybrid, sglang, flag):
-    if "mixed" in flag and sglang in ("0.5.17", "0.5.18"):
-        pytest.skip("SGLang turns mixed chunks off under speculation")
-    asked = {"mamba_radix_cache_strategy": "auto"} | OBSTACLES[flag]
-
-    def body():
-        build(hybrid[names.GDN], spec="NEXTN", overlap=True, track_interval=256, extra=asked)
-
-    result = forked(body)
+def test_without_being_asked_to_rewind_a_server_says_why_it_does_not(forked, obstacle):
+    flag, build_it = obstacle
+    result = forked(build_it)
     assert result.code == 0, result.output
     assert f" (not rewound with {flag}" in announced(result.output)
 

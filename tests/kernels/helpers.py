@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from mamba_mtp_kernels.common.operands import Folds, Rows, Window
@@ -174,6 +174,26 @@ class Bookkeeping:
                 row = int(self.rows[b])
                 free[row, self.order[row, : self.pending_of(b)].long().cpu()] = False
         return free
+
+
+#: Windows whose rows a verify folds itself, for either family: in one fold step, in more, with a long window.
+FOLDING = (
+    {},
+    {"nodes": 8, "fold_threshold": 16, "pending": [17, 24, 20]},
+    {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
+)
+
+
+def settled_by(
+    fold: Callable[..., None], case: Any, axis_order: torch.Tensor | None = None, dst: torch.Tensor | None = None
+) -> None:
+    """Fold all that is pending of a family's case's live rows, in place or into dst, and leave nothing pending in
+    place."""
+    books = case.books
+    folds = books.settling()
+    case.fold(fold, folds if dst is None else replace(folds, dst=dst), axis_order)
+    if dst is None:
+        books.pending[books.slots.long()] = 0
 
 
 def random_bookkeeping(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -15,8 +15,8 @@ from mamba_mtp_kernels.gdn.fold_tile import step_factors, step_tokens
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
-from ..helpers import assert_close, assert_same_bits, rms_ratio
-from .case import WINDOWS, Case, make_case, with_books
+from ..helpers import FOLDING, assert_close, assert_same_bits, rms_ratio, settled_by
+from .case import WINDOWS, make_case, with_books
 from .slots_case import turned
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
@@ -176,24 +176,10 @@ def test_folds_drift_no_more_than_plain_decode(kind, device):
 # ------------------------------------------------------------------------------------------------- whoever folds
 
 
-def settle(case: Case, axis_order: torch.Tensor | None = None, dst: torch.Tensor | None = None) -> None:
-    """Fold all that is pending of the case's live rows, in place or into dst, and leave nothing pending in place."""
-    books = case.books
-    folds = books.settling()
-    case.fold(gdn_fold, folds if dst is None else replace(folds, dst=dst), axis_order)
-    if dst is None:
-        books.pending[books.slots.long()] = 0
+settle = partial(settled_by, gdn_fold)
 
 
-FOLDING = [
-    {},
-    {"nodes": 8, "fold_threshold": 16, "pending": [17, 24, 20]},
-    {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
-    {"K": 40, "V": 33, "H": 1, "HV": 2},
-]
-
-
-@pytest.mark.parametrize("options", FOLDING, ids=str)
+@pytest.mark.parametrize("options", [*FOLDING, {"K": 40, "V": 33, "H": 1, "HV": 2}], ids=str)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids="state_{}".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids="in_{}".format)
 def test_settle_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):

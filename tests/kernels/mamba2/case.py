@@ -35,10 +35,10 @@ class Case:
     def window(self) -> Mamba2Window:
         return self.books.window(Mamba2Window, **{name.removeprefix("window_"): self.tensors[name] for name in WINDOWS})
 
-    def fold(self, fold: Callable[..., None], folds: Folds) -> None:
+    def fold(self, fold: Callable[..., None], folds: Folds, axis_order: torch.Tensor | None = None) -> None:
         """Run a fold over the one layer."""
         given = self.tensors
-        fold(States(given["checkpoint"][None]), self.window().of_all_layers(), folds, A=given["A"][None])
+        fold(States(given["checkpoint"][None], axis_order), self.window().of_all_layers(), folds, A=given["A"][None])
 
     def run(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import triton
@@ -16,13 +18,11 @@ from mamba_mtp_kernels.common.fragments import (
     tile_column,
     tile_row,
 )
-from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
-from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
-from ..helpers import assert_close, assert_same_bits, rms_ratio
-from .case import WINDOWS, Case, make_case
+from ..helpers import FOLDING, assert_close, assert_same_bits, rms_ratio, settled_by
+from .case import WINDOWS, make_case
 from .slots_case import turn
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
@@ -153,30 +153,10 @@ def test_names_of_rows_and_columns(warps, block, part, chunk, device):
 # ------------------------------------------------------------------------------------------------- whoever folds
 
 
-def settle(case: Case, axis_order: torch.Tensor | None = None, dst: torch.Tensor | None = None) -> None:
-    """Fold all that is pending of the case's live rows, in place or into dst, and leave nothing pending in place."""
-    books, window = case.books, case.window()
-    live = books.slots.clamp(min=0).long()
-    inputs = {name.removeprefix("window_"): case.tensors[name][None] for name in WINDOWS}
-    mamba2_fold(
-        States(case.tensors["checkpoint"][None], axis_order),
-        Mamba2Window(window.pending, window.order, window.fold_threshold, **inputs),
-        Folds(books.slots, books.slots if dst is None else dst, books.rows, books.pending[live]),
-        A=case.tensors["A"][None],
-    )
-    if dst is None:
-        books.pending[live] = 0
+settle = partial(settled_by, mamba2_fold)
 
 
-FOLDING = [
-    {},
-    {"nodes": 8, "fold_threshold": 16, "pending": [17, 24, 20]},
-    {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
-    {"headdim": 33, "dstate": 40, "nheads": 3, "ngroups": 3},
-]
-
-
-@pytest.mark.parametrize("options", FOLDING, ids=str)
+@pytest.mark.parametrize("options", [*FOLDING, {"headdim": 33, "dstate": 40, "nheads": 3, "ngroups": 3}], ids=str)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids="state_{}".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids="in_{}".format)
 def test_settle_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):
