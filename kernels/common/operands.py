@@ -17,6 +17,12 @@ from .arguments import INDICES, Arg, check
 from .axis_order import KV, VK
 
 MAX_NODES = 64  # an ancestor mask is one int64
+FOLD_TOKENS = 16  # what a tensor core sums at once: a fold takes tokens in steps of as many
+
+
+def fold_at_once(nodes: int) -> int:
+    """Tokens that a verify folds at most, where the largest has this many nodes: whole steps."""
+    return FOLD_TOKENS * max(1, -(-nodes // FOLD_TOKENS))
 
 
 def check_nodes(nodes: int) -> None:
@@ -191,7 +197,8 @@ class Window:
                     commit writes it.
     order           [R, C] int32, contiguous: a permutation of each row's positions. Its first `pending` entries hold
                     the pending tokens, oldest first; node i of a running verify is at entry pending + i.
-    fold_threshold  rows with more pending tokens than this are folded by their next verify. C >= fold_threshold + 2 N.
+    fold_threshold  rows with more pending tokens than this are folded by their next verify, the oldest `fold_at_once`
+                    of them at most. C >= fold_threshold + 2 N.
     newest          [S] int32: how many of the pending tokens, the last ones, a fold leaves: those of the newest commit,
                     since whoever learns a step late that a request has ended may still take them back, and those since
                     the last multiple of `page` before them. At most fold_threshold. None: a fold takes all.
@@ -233,12 +240,18 @@ class Window:
         """The family's inputs for `check`: a subclass gives the sizes after those `leading` ones."""
         return {}
 
+    @property
+    def fold_at_once(self) -> int:
+        """Tokens of a row, the oldest, that a verify folds at most: one step, or as many as the nodes of the largest
+        verify need, so that no more than fold_threshold stay pending."""
+        return fold_at_once((self.order.shape[1] - self.fold_threshold) // 2)
+
     def folding(self, slots: torch.Tensor) -> torch.Tensor:
         """How many tokens the next verify folds of each of `slots` [B] int64, none of them padding; [B] int32. In
         PyTorch, for the references; kernels ask pending.pending_and_folding."""
         before = self.pending[slots]
         stay = 0 if self.newest is None else self.newest[slots]
-        return torch.where(before > self.fold_threshold, before - stay, 0)
+        return torch.where(before > self.fold_threshold, (before - stay).clamp(max=self.fold_at_once), 0)
 
     def check_room(self, nodes: int) -> None:
         """Raise ValueError unless a verify of this many nodes fits beside what it folds."""

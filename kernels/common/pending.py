@@ -10,10 +10,10 @@ import triton.language as tl
 
 
 @triton.jit
-def pending_and_folding(pending, newest, slot, fold_threshold):
+def pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once):
     """Pending tokens of `slot`, and how many of them, the oldest, its next verify folds: see operands.Window."""
     before = tl.load(pending + slot)
     stay = 0
     if newest is not None:
         stay = tl.load(newest + slot)
-    return before, tl.where(before > fold_threshold, before - stay, 0)
+    return before, tl.where(before > fold_threshold, tl.minimum(before - stay, fold_at_once), 0)

@@ -2,7 +2,7 @@
 
 Commit: which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
 pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the first f of
-them: none if p <= fold_threshold, else all but the newest ones (pending.py). So
+them: none if p <= fold_threshold, else all but the newest ones, or one step's (pending.py). So
 
     path  = nodes from the root to last_correct (parent walk), a of them
     order = order[f:p] ++ [order[p + i] for i in path] ++ the remaining positions, as they stood
@@ -58,6 +58,7 @@ def _commit_window_kernel(
     parents,
     track_count,
     fold_threshold,
+    fold_at_once,
     PAGE: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
@@ -71,7 +72,7 @@ def _commit_window_kernel(
         tl.store(track_count + b, 0)
         return
     row = tl.load(rows + b).to(tl.int64)
-    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
     parents_row = parents + b * N
     path = _path_mask(tl.load(last_correct + b).to(tl.int32), parents_row, N)
@@ -176,6 +177,7 @@ def commit_window(
         rows.parents,
         track_count,
         window.fold_threshold,
+        window.fold_at_once,
         PAGE=window.page,
         C=capacity,
         N=nodes,

@@ -36,6 +36,7 @@ def _fold_conv_kernel(
     rows,
     counts,
     fold_threshold,
+    fold_at_once,
     capacity,
     stride_state_layer,
     stride_state_slot,
@@ -56,7 +57,7 @@ def _fold_conv_kernel(
     if (src <= 0) | (dst <= 0):
         return
     if counts is None:
-        _, count = pending_and_folding(pending, newest, src, fold_threshold)
+        _, count = pending_and_folding(pending, newest, src, fold_threshold, fold_at_once)
     else:
         count = tl.load(counts + b).to(tl.int32)
     if (count <= 0) & (src == dst):
@@ -112,6 +113,7 @@ def _launch(
         rows,
         counts,
         window.fold_threshold,
+        window.fold_at_once,
         capacity,
         conv_states.stride(0),
         conv_states.stride(1),

@@ -38,7 +38,7 @@ def gates(a, b, A_log, dt_bias):
 def prepare_kernel(
     q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_factors,
-    fold_threshold, capacity,
+    fold_threshold, fold_at_once, capacity,
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
@@ -60,7 +60,7 @@ def prepare_kernel(
     if slot <= 0:
         return
     row = tl.load(rows + batch_row).to(tl.int64)
-    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
     order += row * capacity
     window_k += row * stride_wk_row + h * K

@@ -203,7 +203,8 @@ def _stream(
 @triton.jit
 def _verify_kernel(
     v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, carried, weights, fold_factors,
-    out, fold_threshold, capacity, stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
+    out, fold_threshold, fold_at_once, capacity,
+    stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, PREFETCH: tl.constexpr,
@@ -233,7 +234,7 @@ def _verify_kernel(
         block_bytes: tl.constexpr = BP * K * (states.dtype.element_ty.primitive_bitwidth // 8)
         prefetch(state_head + first_block * (BP * K), PREFETCH * block_bytes, 512)
     row = tl.load(rows + batch_row).to(tl.int64)
-    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
     is_kv = False
     if EITHER:
@@ -315,7 +316,7 @@ def default_config(
     tokens = fold_threshold + nodes
     many = heads >= FEW_HEADS
     # what next to nothing spills in (tests/bench/compile_report.py): a tile of 32 rows if a fold loads its keys once
-    once = tokens <= TOKENS.value
+    once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value
     block_v = 32 if once and many else 16
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
     return VerifyConfig(
@@ -343,6 +344,7 @@ def constants_for(
     heads: tuple[int, int],
     dims: tuple[int, int],
     fold_threshold: int,
+    fold_at_once: int,
     state: torch.dtype,
     either: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -357,7 +359,7 @@ def constants_for(
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
         # (no more stays pending when a row folds than when it waits: operands.Window)
         "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
-        "FOLD_STEPS": triton.cdiv(fold_threshold + nodes, TOKENS.value), "PARTS": padded_k // part, "PART": part,
+        "FOLD_STEPS": triton.cdiv(fold_at_once, TOKENS.value), "PARTS": padded_k // part, "PART": part,
         "NATIVE": not interpreted,
     }  # fmt: skip
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
@@ -430,7 +432,7 @@ def gdn_verify(
         )  # fmt: skip
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
-        state=states.data.dtype, either=states.axis_order is not None,
+        fold_at_once=window.fold_at_once, state=states.data.dtype, either=states.axis_order is not None,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
@@ -440,14 +442,14 @@ def gdn_verify(
     prepare_kernel[launch_grid(batch * heads_v)](
         q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, folds, window.fold_threshold,
-        capacity,
+        window.fold_at_once, capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.v, carried, weights, folds, out, window.fold_threshold, capacity,
+        window.k, window.v, carried, weights, folds, out, window.fold_threshold, window.fold_at_once, capacity,
         v.stride(0), states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers,

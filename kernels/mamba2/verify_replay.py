@@ -183,7 +183,7 @@ def _stream(
 @triton.jit
 def _mamba2_verify_kernel(
     x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
-    window_x, window_B, window_dt, ancestors, schedule, fold_threshold,
+    window_x, window_B, window_dt, ancestors, schedule, fold_threshold, fold_at_once,
     stride_x, stride_dt, stride_dt_head, stride_B, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos,
@@ -217,7 +217,7 @@ def _mamba2_verify_kernel(
         bytes_a_block: tl.constexpr = BLOCK_P * DSTATE * (checkpoint.dtype.element_ty.primitive_bitwidth // 8)
         prefetch(checkpoint_head + first_block * (BLOCK_P * DSTATE), PREFETCH * bytes_a_block, 512)
     row = tl.load(rows + b).to(tl.int64)
-    before, folding = pending_and_folding(pending, newest, slot, fold_threshold)
+    before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     folds = folding > 0
     kept_tokens = before - folding
     order_row = order + row * CAPACITY
@@ -351,12 +351,12 @@ def constants_for(
     dstate: int,
     capacity: int,
     fold_threshold: int,
+    fold_at_once: int,
     state: torch.dtype,
     either: bool,
 ) -> dict[str, int]:
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
-    fold_tokens = max(TOKENS.value, triton.next_power_of_2(fold_threshold + nodes))
     return {
         "N": nodes,
         "CAPACITY": capacity,
@@ -372,8 +372,8 @@ def constants_for(
         "PARTS": block_s // min(PART, block_s),
         "PART": min(PART, block_s),
         "CHUNK": chunk_of(state, block_s),
-        "FOLD_STEPS": fold_tokens // TOKENS.value,
-        "KEEP_B": fold_tokens // TOKENS.value * block_s <= KEPT_COLUMNS,
+        "FOLD_STEPS": fold_at_once // TOKENS.value,
+        "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
         "BLOCKS": tiling.blocks_per_program,
         "PREFETCH": 0 if triton.knobs.runtime.interpret else tiling.prefetched,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
@@ -457,6 +457,7 @@ def mamba2_verify(
         dstate=dstate,
         capacity=window.order.shape[1],
         fold_threshold=window.fold_threshold,
+        fold_at_once=window.fold_at_once,
         state=states.data.dtype,
         either=states.axis_order is not None,
     )
@@ -464,7 +465,7 @@ def mamba2_verify(
     _mamba2_verify_kernel[grid](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
         window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule,
-        window.fold_threshold,
+        window.fold_threshold, window.fold_at_once,
         x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),

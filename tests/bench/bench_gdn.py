@@ -6,7 +6,8 @@
 
 Times are per layer, amortised over the window cycle at accept length N/2+1, rows at staggered phases of the cycle. Both
 sides pay for the states that the radix cache tracks, at their share (cases.boundaries): SGLang with a second scatter in
-every step, replay with a fold. Whole steps, convolution and all, are bench_modes.py's.
+every step, replay with a fold. Folds leave the newest step pending. Whole steps, convolution and all, are
+bench_modes.py's.
 Pools are larger than the L2 cache and rotated. Errors against float64 are checked first; nothing is printed on red.
 The baseline needs `sglang` (0.5.17) on PYTHONPATH and is left out, with a note, where it cannot be imported.
 """
@@ -54,6 +55,7 @@ class Problem:
     def __init__(
         self, shape: GdnShape, batch: int, nodes: int, kind: str, window: int, sets: int, seed: int = 0
     ) -> None:
+        self.accept = nodes // 2 + 1
         self.shape, self.batch, self.nodes, self.window, self.sets = shape, batch, nodes, window, sets
         generator = torch.Generator("cuda").manual_seed(seed)
 
@@ -105,7 +107,10 @@ class Problem:
         return pending
 
     def window_with(self, pending: torch.Tensor) -> GdnWindow:
-        return GdnWindow(pending, self.order, self.window, **self.window_inputs)
+        newest = pending.clamp(max=self.accept)
+        return GdnWindow(
+            pending, self.order, self.window, **self.window_inputs, newest=newest, length=torch.zeros_like(newest)
+        )
 
     def double(self) -> Problem:
         """A copy whose states (float32 ones) and window inputs are float64."""
@@ -209,7 +214,7 @@ def check_errors(
 
 
 def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -> dict[str, dict[str, float]]:
-    cycle = window_cycle(problem.nodes // 2 + 1, problem.window)
+    cycle = window_cycle(problem.accept, problem.window, problem.accept, problem.nodes)
 
     def timed(counts_per_step: list[list[int]]) -> dict[str, float]:
         steps = [problem.pending(counts) for counts in counts_per_step]
@@ -218,7 +223,8 @@ def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -
 
     shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]
     result = {"amortised": timed(shifted), "all fold": timed([[cycle[-1]]])}
-    result["no fold"] = timed([[count] for count in cycle[:-1]]) if len(cycle) > 1 else result["all fold"]
+    waiting = [[count] for count in cycle if count <= problem.window]
+    result["no fold"] = timed(waiting) if waiting else result["all fold"]
     return result
 
 

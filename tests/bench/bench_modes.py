@@ -37,7 +37,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from cases import TRACK_INTERVAL, GdnShape, Mamba2Shape, boundaries, rms_ratio, sets_for, window_cycle
+from cases import TRACK_INTERVAL, GdnShape, Mamba2Shape, boundaries, rms_ratio, sets_for
 from graph_timing import environment, import_kernels, time_launches, time_mixture, write_record
 
 import_kernels()
@@ -54,6 +54,7 @@ LAYERS = 8
 SHAPES = {"gdn": GdnShape(), "mamba2": Mamba2Shape()}
 PARTS = ("table", "floors", "layouts", "moves")
 WINDOW = MtpConfig().window
+"""None: by the size of the drafts."""
 CEILING_BYTES = 2**30
 DEVICE = torch.device("cuda")
 
@@ -70,14 +71,17 @@ PEER_ERROR = 2e-2
 
 
 class Variant(NamedTuple):
-    """A mode of ours and the layout it writes."""
+    """A mode of ours, the layout it writes, and its window. "rewind" is replay as it runs unless told otherwise,
+    "replay" as under SGLang's radix strategy (step.Ours)."""
 
     mode: str
-    layout: str
+    layout: str = "vk"
+    window: int | None = None
 
     @property
     def name(self) -> str:
-        return self.mode if self.layout == "vk" else f"{self.mode}-{self.layout}"
+        layout = "" if self.layout == "vk" else f"-{self.layout}"
+        return f"{self.mode}{layout}" + ("" if self.window is None else f"-{self.window}")
 
 
 class Case(NamedTuple):
@@ -86,8 +90,8 @@ class Case(NamedTuple):
     kind: str
 
 
-IN_TABLE = (Variant("slots", "vk"), Variant("replay", "vk"))
-IN_LAYOUTS = (*IN_TABLE, Variant("slots", "kv"), Variant("replay", "kv"))
+IN_TABLE = (Variant("slots"), Variant("replay"), Variant("rewind"))
+IN_LAYOUTS = (Variant("slots"), Variant("replay"), Variant("slots", "kv"), Variant("replay", "kv"))
 
 
 Way = Variant | str | None
@@ -104,7 +108,14 @@ def open_step(way: Way, drafts: Drafts, *, layers: int, hollow: bool = False) ->
     if isinstance(way, str):
         return PEERS[way](drafts, layers=layers, hollow=hollow)
     variant = way
-    return Ours(drafts, variant.mode, layers=layers, window=WINDOW, state_layout=variant.layout, hollow=hollow)
+    return Ours(
+        drafts,
+        variant.mode,
+        layers=layers,
+        window=WINDOW if variant.window is None else variant.window,
+        state_layout=variant.layout,
+        hollow=hollow,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- correctness
@@ -184,9 +195,10 @@ def check(case: Case, ways: Sequence[Variant | str]) -> dict[str, dict[str, floa
             step.commit(0, last, track)
         exact.commit(last, track)
 
-    slots = torch.cat([drafts.slots[0], drafts.track_slots[0]]).long()
     for name, step in steps.items():
         step.settle(0)
+        tracked = (drafts.track_slots[0],) if getattr(step, "tracks", True) else ()
+        slots = torch.cat([drafts.slots[0], *tracked]).long()
         errors[name].add("state", step.states[:, slots], exact.states[:, slots])
         if not torch.equal(step.conv_states[:, slots].double(), exact.conv_states[:, slots]):
             differing.append(f"{name} conv windows at the end")
@@ -226,9 +238,9 @@ def whole_step(step: Step, which: int, last: torch.Tensor, track: torch.Tensor) 
     step.commit(which, last, track)
 
 
-def stagger(step: Step, drafts: Drafts) -> None:
+def stagger(step: Any, drafts: Drafts) -> None:
     """Spread the rows evenly over the phases of a window's cycle: row r commits r mod its length times."""
-    cycle = getattr(step, "phases", len(window_cycle(drafts.nodes // 2 + 1, WINDOW)))
+    cycle = step.phases
     for number, which in itertools.product(range(cycle), range(drafts.sets)):
         phase = (which * drafts.batch + torch.arange(drafts.batch, device=DEVICE)) % cycle
         whole_step(step, which, torch.where(phase > number, drafts.last, -1), drafts.tracked(0))
@@ -415,6 +427,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", default=["chain", "tree"], choices=["chain", "tree"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--layout-batches", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--windows", type=int, nargs="+", default=[], help="of replay that rewinds, beside the default")
     parser.add_argument("--slots", type=int, default=64, help="slots that are moved and turned")
     parser.add_argument("--budget-ms", type=float, default=25.0, help="device time of one timing")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile ahead; 0: none")
@@ -428,12 +441,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     cases = [Case(*key) for key in itertools.product(options.families, options.nodes, options.kinds)]
     chains = [Case(family, nodes, "chain") for family in options.families for nodes in options.nodes]
+    in_table = (*IN_TABLE, *(Variant("rewind", window=window) for window in options.windows))
     plan: dict[Case, tuple[Variant | str, ...]] = {}
     peers, missing = {}, {}
     if "table" in options.parts:
         for case in cases:
             peers[case], missing[case] = peers_of(case)
-            plan[case] = (*IN_TABLE, *peers[case])
+            plan[case] = (*in_table, *peers[case])
     if "layouts" in options.parts:
         plan |= {case: tuple(dict.fromkeys((*plan.get(case, ()), *IN_LAYOUTS))) for case in chains}
     if options.workers and plan:
@@ -456,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
 
     if "table" in options.parts:
-        record["table"] = results({case: (None, *IN_TABLE, *peers[case]) for case in cases}, options.batches)
+        record["table"] = results({case: (None, *in_table, *peers[case]) for case in cases}, options.batches)
     if "floors" in options.parts:
         pairs = itertools.product(options.families, options.batches)
         record["floors"] = [time_floors(family, batch, options.budget_ms) for family, batch in pairs]
@@ -471,10 +485,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ceiling = record["read_ceiling_GB/s"]
     found = record["environment"]
     print(f"SGLang {found.get('sglang')}, commit {found.get('commit')}, {found.get('gpu')}, reads {ceiling:.0f} GB/s")
-    print(f"us per layer of a step of {LAYERS} layers, fp32 state, window {WINDOW}; {seconds}")
+    print(f"us per layer of a step of {LAYERS} layers, fp32 state; {seconds}")
     decode = {(entry["family"], entry["batch"]): entry["decode"]["us"] for entry in record.get("floors", ())}
     if "table" in record:
-        print_table(record["table"], ["stock", *(variant.name for variant in IN_TABLE), *PEERS], ceiling, decode)
+        print_table(record["table"], ["stock", *(variant.name for variant in in_table), *PEERS], ceiling, decode)
     for reasons in dict.fromkeys(f"{name}: {why}" for entry in record["missing"] for name, why in entry["why"].items()):
         print(reasons)
     if "floors" in record:

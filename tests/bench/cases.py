@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from graph_timing import import_kernels
+
+import_kernels()
+
+from mamba_mtp_kernels.common.operands import fold_at_once  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,12 +65,21 @@ class Mamba2Shape:
         return self.nheads * self.headdim * self.dstate * DTYPES[self.state].itemsize
 
 
-def window_cycle(accept: int, threshold: int) -> list[int]:
-    """Pending counts that the verifies of one window cycle meet, `accept` tokens a step; the last one folds."""
+def window_cycle(accept: int, threshold: int, stays: int = 0, nodes: int = 1) -> list[int]:
+    """Pending counts that the verifies of one window cycle meet, `accept` tokens a step; the last one folds.
+
+    stays: tokens that a fold leaves, those of the newest step where states are rewound. nodes: of a verify.
+    """
     counts = [accept]
-    while counts[-1] <= threshold:
-        counts.append(counts[-1] + accept)
-    return counts
+    while True:
+        before = counts[-1]
+        folds = min(before - stays, fold_at_once(nodes)) if before > threshold else 0
+        after = before - folds + accept
+        if after in counts:
+            cycle = counts[counts.index(after) :]
+            last = max(range(len(cycle)), key=lambda k: (cycle[k] > threshold, k))
+            return cycle[last + 1 :] + cycle[: last + 1]
+        counts.append(after)
 
 
 TRACK_INTERVAL = 256

@@ -22,6 +22,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import torch
 import triton
+from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.gdn import fold as fold_module
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
 from mamba_mtp_kernels.gdn import verify_slots as slots_module
@@ -97,7 +98,14 @@ def verify_reports(
         "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
-        config, nodes=nodes, heads=(H, HV), dims=(K, V), fold_threshold=window, state=DTYPES[state], either=either
+        config,
+        nodes=nodes,
+        heads=(H, HV),
+        dims=(K, V),
+        fold_threshold=window,
+        fold_at_once=fold_at_once(nodes),
+        state=DTYPES[state],
+        either=either,
     )
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from cases import CONV_WIDTH, DTYPES, GdnShape, Mamba2Shape, apart, tree_links, tree_parents
+from cases import CONV_WIDTH, DTYPES, GdnShape, Mamba2Shape, apart, tree_links, tree_parents, window_cycle
 from graph_timing import import_kernels
 from stock import StockCommit, StockConv, StockGdn, StockMamba2, split_qkv
 
@@ -31,7 +31,7 @@ from sglang_mamba_mtp.names import GDN, MAMBA2  # noqa: E402
 from sglang_mamba_mtp.state.axis_order import VK, axis_orders_for  # noqa: E402
 from sglang_mamba_mtp.state.draft_slots import DraftSlots  # noqa: E402
 from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch  # noqa: E402
-from sglang_mamba_mtp.state.window import Window, WindowShape  # noqa: E402
+from sglang_mamba_mtp.state.window import Window, WindowShape, threshold_for  # noqa: E402
 
 ACTIVATIONS = torch.bfloat16
 
@@ -360,9 +360,22 @@ class Ours:
     """A mode of this project, on the store that a server's backend would open."""
 
     def __init__(
-        self, drafts: Drafts, mode: str, *, layers: int, window: int, state_layout: str = "vk", hollow: bool = False
+        self,
+        drafts: Drafts,
+        mode: str,
+        *,
+        layers: int,
+        window: int | None,
+        state_layout: str = "vk",
+        hollow: bool = False,
     ) -> None:
-        """hollow: to compile kernels only; all slots of all layers are one piece of memory."""
+        """mode: "slots", "replay" as under SGLang's radix strategy, or "rewind", replay as it brings states back to a
+        length and tracks none. hollow: to compile kernels only; all slots of all layers are one piece of memory."""
+        rewinds = mode == "rewind"
+        self.tracks = not rewinds
+        stays = len(drafts.accepted) if rewinds else 0
+        threshold = max(threshold_for(window, drafts.nodes), rewinds * drafts.nodes)
+        self.phases = len(window_cycle(len(drafts.accepted), threshold, stays, drafts.nodes))
         layer, rows = drafts.layer, drafts.sets * drafts.batch
         self.drafts, self.layer = drafts, layer
         slots = drafts.first_draft_slot + (rows * drafts.nodes if mode == "slots" else 0)
@@ -390,9 +403,9 @@ class Ours:
                 SimpleNamespace(shape=shape),
                 layers=layers,
                 nodes=drafts.nodes,
-                threshold=window,
+                window=window,
                 dtype=ACTIVATIONS,
-                rewinds_to=0,
+                rewinds_to=int(rewinds),
             )
             self.store = Window(
                 window_shape,
@@ -406,7 +419,7 @@ class Ours:
     def _batch(self, which: int) -> VerifyBatch:
         drafts = self.drafts
         slots, rows = drafts.slots[which], drafts.rows[which]
-        # nothing asks for the lengths of requests whose states are not rewound
+        # nobody brings a state back here: any lengths do
         return VerifyBatch(slots, rows, lengths=rows, nodes=drafts.nodes, chain=drafts.chain)
 
     def prepare(self, which: int) -> None:

@@ -155,11 +155,13 @@ class Bookkeeping:
         return Bookkeeping(**{name: change(x) if isinstance(x, torch.Tensor) else x for name, x in fields})
 
     def folding(self, row: int) -> int:
-        """How many tokens the next verify folds of batch row `row`: all but the newest of more than the threshold."""
+        """How many tokens the next verify folds of batch row `row`: all but the newest of more than the threshold,
+        16 at most unless a draft has more nodes."""
         slot, pending = int(self.slots[row]), self.pending_of(row)
         if pending <= self.fold_threshold:
             return 0
-        return pending if self.newest is None else pending - int(self.newest[slot])
+        at_once = 16 * max(1, -(-((self.capacity - self.fold_threshold) // 2) // 16))
+        return min(pending if self.newest is None else pending - int(self.newest[slot]), at_once)
 
     def pending_of(self, row: int) -> int:
         """Pending tokens of batch row `row`; 0 for a padding row."""
@@ -176,11 +178,11 @@ class Bookkeeping:
         return free
 
 
-#: Windows whose rows a verify folds itself, for either family: in one fold step, in more, with a long window.
+#: Windows whose rows a verify folds itself, for either family: all in one step, as many as one holds, in more steps.
 FOLDING = (
     {},
     {"nodes": 8, "fold_threshold": 16, "pending": [17, 24, 20]},
-    {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
+    {"nodes": 17, "fold_threshold": 3, "pending": [4, 20, 17]},
 )
 
 
@@ -194,6 +196,16 @@ def settled_by(
     case.fold(fold, folds if dst is None else replace(folds, dst=dst), axis_order)
     if dst is None:
         books.pending[books.slots.long()] = 0
+
+
+def folded_by(fold: Callable[..., None], case: Any, axis_order: torch.Tensor | None = None) -> None:
+    """Fold in place what the next verify of a family's case would fold itself, and leave the rest pending."""
+    books = case.books
+    counts = torch.tensor([books.folding(b) for b in range(books.batch)], dtype=torch.int32, device=books.slots.device)
+    case.fold(fold, replace(books.settling(), counts=counts), axis_order)
+    for row, count in zip(books.rows.tolist(), counts.tolist(), strict=True):
+        books.order[row] = books.order[row].roll(-count)
+    books.pending[books.slots.long()] -= counts
 
 
 def random_bookkeeping(

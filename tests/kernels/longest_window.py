@@ -11,7 +11,7 @@ import sys
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import torch
-from mamba_mtp_kernels.common.operands import MAX_NODES
+from mamba_mtp_kernels.common.operands import MAX_NODES, fold_at_once
 from mamba_mtp_kernels.gdn import verify_replay
 
 from .hopper import compiled
@@ -33,7 +33,14 @@ def gdn_shared(window: int) -> int:
         nodes=MAX_NODES, values=dims[1], exact=False, fold_threshold=window, heads=BATCH * heads[1]
     )
     _, constants = verify_replay.constants_for(
-        config, nodes=MAX_NODES, heads=heads, dims=dims, fold_threshold=window, state=torch.float32, either=True
+        config,
+        nodes=MAX_NODES,
+        heads=heads,
+        dims=dims,
+        fold_threshold=window,
+        fold_at_once=fold_at_once(MAX_NODES),
+        state=torch.float32,
+        either=True,
     )
     pointers = dict.fromkeys(("v", "out", "window_k", "window_v", "carried"), "bf16")
     pointers |= dict.fromkeys(("states", "weights", "fold_factors"), "fp32")

@@ -120,7 +120,7 @@ def test_runs(family, tmp_path, capsys, toy):
     options = ["--workers", "0", "--families", family, "--nodes", "4", "--batches", "2", "--layout-batches", "2"]
     bench_modes.main([*options, "--slots", "2", "--json", str(record)])
     written = json.loads(record.read_text())
-    chain, tree = ["stock", "slots", "replay"], ["stock", "slots", "replay"]
+    chain, tree = (["stock", "slots", "replay", "rewind"] for _ in range(2))
     if family == "gdn":
         chain.append("replayssm")
     assert [entry["step"] for entry in written["table"]] == chain + tree

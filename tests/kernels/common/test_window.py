@@ -41,8 +41,7 @@ def naive_commit(books: Bookkeeping, last_correct: list[int], track: list[int]) 
             counts.append(0)
             continue
         p = int(books.pending[slot])
-        stays = 0 if books.newest is None else int(books.newest[slot])
-        kept = p if p <= books.fold_threshold else stays
+        kept = p - books.folding(b)
         tree = books.parents[b].tolist()
         old = books.order[row].tolist()
         path = path_to(tree, last_correct[b])

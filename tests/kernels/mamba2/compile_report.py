@@ -23,6 +23,7 @@ import torch
 import triton
 from mamba_mtp_kernels.common import tree as common_tree
 from mamba_mtp_kernels.common import window as common_window
+from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
@@ -81,6 +82,7 @@ def mamba2(
         dstate=dstate,
         capacity=window + 2 * nodes,
         fold_threshold=window,
+        fold_at_once=fold_at_once(nodes),
         state=DTYPES[state],
         either=either,
     )

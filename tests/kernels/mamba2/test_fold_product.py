@@ -21,7 +21,7 @@ from mamba_mtp_kernels.common.fragments import (
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 
-from ..helpers import FOLDING, assert_close, assert_same_bits, rms_ratio, settled_by
+from ..helpers import FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
 from .case import WINDOWS, make_case
 from .slots_case import turn
 
@@ -159,12 +159,12 @@ settle = partial(settled_by, mamba2_fold)
 @pytest.mark.parametrize("options", [*FOLDING, {"headdim": 33, "dstate": 40, "nheads": 3, "ngroups": 3}], ids=str)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids="state_{}".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids="in_{}".format)
-def test_settle_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):
+def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):
     given = {"nodes": 4, "tree": True, "nheads": 2, "fold_threshold": 8, "pending": [9, 12, 10]} | options
     folding = make_case(**given, dtype=dtype, state_dtype=state_dtype, device=device)
     settled = folding.clone()
     y = folding.run(mamba2_verify)
-    settle(settled)
+    folded_by(mamba2_fold, settled)
     assert_same_bits("checkpoint", settled.tensors["checkpoint"], folding.tensors["checkpoint"])
     assert_same_bits("y", settled.run(mamba2_verify), y)
 
@@ -229,11 +229,7 @@ def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, shape, device):
             dtype=torch.bfloat16, state_dtype=state_dtype, device=device,
         )  # fmt: skip
         settled = folding.clone()
-        waiting = settled.books.pending[settled.books.slots.long()] <= window
         y = folding.run(mamba2_verify)
-        kept = settled.books.slots.clone()
-        settled.books.slots[waiting] = 0
-        settle(settled)
-        settled.books.slots = kept
+        folded_by(mamba2_fold, settled)
         assert_same_bits("checkpoint", settled.tensors["checkpoint"], folding.tensors["checkpoint"])
         assert_close("y", settled.run(mamba2_verify), y, 1e-7)
