@@ -147,6 +147,8 @@ def plugin() -> Iterator[Row]:
 
     def state(hook: registry.Hook) -> str:
         if hook not in registry.registered():
+            if hook.target.absent:
+                return "not in this version of SGLang"
             return "not registered" if mode in hook.modes else f"not used in mode {mode}"
         return "live" if registry.is_live(hook) else "NOT LIVE"
 

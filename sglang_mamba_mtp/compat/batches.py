@@ -138,6 +138,12 @@ def key_length(req: Any) -> int:
     return int(owned() if owned is not None else req.effective_kv_committed_len())
 
 
+def answered_length(req: Any) -> int:
+    """Tokens of ``req``'s prompt and of its answer, without what was accepted past the answer's end: up to 0.5.22 that
+    is among the tokens of its key."""
+    return len(req.origin_input_ids) + len(req.output_ids_through_stop)
+
+
 def insertion_of_a_prefix(insert_params: Any, length: int, state: Any) -> Any:
     """To insert, after the insertion of ``insert_params``, ``state`` [1] (a slot) at its key's first ``length`` tokens,
     whose KV cache the radix cache has by then."""

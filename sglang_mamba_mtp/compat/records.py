@@ -22,11 +22,24 @@ class Surface:
         path: ``module:qualname``.
         parameters: the parameter lists known to us, oldest first; the surface must have exactly one of them.
         former: where older versions have it instead, ``module:qualname`` each.
+        optional: some versions do not have it. It is checked, and patched, where it is.
     """
 
     path: str
     parameters: tuple[tuple[str, ...], ...]
     former: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is optional and the installed SGLang does not have it."""
+        if not self.optional:
+            return False
+        try:
+            self.resolve()
+        except MtpError:
+            return True
+        return False
 
     @property
     def location(self) -> str:
@@ -69,6 +82,8 @@ class Surface:
         Raises
             MtpError: it does not; the message shows both lists.
         """
+        if self.absent:
+            return
         _, _, attribute = self.resolve()
         if isinstance(attribute, (classmethod, staticmethod)):
             attribute = attribute.__func__

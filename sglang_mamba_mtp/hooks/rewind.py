@@ -25,10 +25,18 @@ def offer_to_radix_cache(
     if not is_finished:
         insert_params.mamba_value, length = requests.give_snapshot(req)
         return length
-    length = requests.length_within_reach(req, token_ids_len)
+    length = requests.length_within_reach(req, min(token_ids_len, batches.answered_length(req)))
     if length:
         insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
     return length
+
+
+def can_cache_finished(original: Callable[..., bool], processor: Any, req: Any, result: Any, i: int) -> bool:
+    """AROUND `_mamba_can_cache_finished_req`: a request that ended inside an accepted run has a state past its key.
+    SGLang then caches nothing; a state that can be brought back to the key's length is no reason to."""
+    if isinstance(processor.tree_cache.req_to_token_pool, RewindRequests):
+        return True
+    return original(processor, req, result, i)
 
 
 def after_the_offer(

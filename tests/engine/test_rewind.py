@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from .matrix import FAMILIES, Case
 from .scenario import Request, Scenario
 
 TURNS = 4
+MODELS = Path(__file__).parents[2] / "launch" / "models"
 
 
 def _conversation(vocab: int, answers: int = 9) -> Scenario:
@@ -37,6 +39,32 @@ def test_the_next_turn_recomputes_nothing(family, checkpoint):
     for before, turn in itertools.pairwise(turns):
         whole = len(before.prompt) + len(before.tokens)
         assert whole - 1 <= turn.cached_tokens <= whole
+
+
+def _counting(vocab: int) -> Scenario:
+    """Conversations whose answers end at every length from 8 to 12 tokens: a draft of four that is accepted whole takes
+    most of them past their end."""
+    requests = []
+    for length in range(8, 13):
+        name, words = f"of {length}", scenarios.tokens(length, 20, vocab)
+        requests.append(Request(f"{name}: first", words, max_new_tokens=length))
+        more = scenarios.tokens(length, 5, vocab)
+        requests.append(Request(f"{name}: second", more, max_new_tokens=length, continues=f"{name}: first"))
+    return Scenario("counting", tuple(requests))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_that_ends_inside_an_accepted_run_is_found_whole(family, checkpoint):
+    """Trained models, whose drafts are accepted: what was accepted past an answer's end is not among what is cached."""
+    todo = [_counting(checkpoint.vocab)]
+    spec = Case(family, "nextn-chain", "rewind", "replay").spec(str(MODELS / f"tiny-{family}"))
+    result = run(spec, todo)
+    check_equal(result, todo)
+    assert result.accept_length > 2
+    for length in range(8, 13):
+        first, second = (result.outcomes[f"counting/of {length}: {turn}"] for turn in ("first", "second"))
+        whole = len(first.prompt) + len(first.tokens)
+        assert whole - 1 <= second.cached_tokens <= whole
 
 
 def _one_token_each(vocab: int) -> Scenario:
