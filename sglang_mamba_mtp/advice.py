@@ -22,7 +22,7 @@ from .errors import MtpError
 from .families.table import FAMILIES
 from .state import sizing
 from .state.rewind import SLOTS_PER_REQUEST
-from .state.window import WindowShape
+from .state.window import WindowShape, threshold_for
 
 GIB, MIB = 1 << 30, 1 << 20
 #: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
@@ -206,7 +206,7 @@ def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int,
         params,
         layers=len(params.layers),
         nodes=nodes,
-        threshold=config.current().window,
+        window=config.current().window,
         dtype=found.model_config.dtype,
         rewinds_to=rewinds_to,
     ).bytes_per_row()
@@ -231,7 +231,7 @@ def _break_even(
         machine=machine_named(options.gpu),
     )
     mode = names.REPLAY if way.replayssm else way.mode  # it, too, reads a state once and seldom writes it
-    traffic = state_traffic(mode, drafting, config.current().window)
+    traffic = state_traffic(mode, drafting, threshold_for(config.current().window, options.draft_nodes))
     return model.break_even(requests, options.request_tokens, drafting, traffic)
 
 

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add("--algorithm", default="NEXTN", help="how drafts are made: NEXTN (default), NGRAM, EAGLE, ...")
     add("--draft-nodes", type=int, default=4, help="draft nodes of a verify, the root included (default 4)")
     add("--topk", type=int, default=1, help="branches a step; 1 (default) is a chain")
-    add("--window", type=int, help="--mamba-mtp-window (default 8)")
+    add("--window", type=int, help="--mamba-mtp-window (default: by the draft's nodes)")
     add("--radix-strategy", choices=STRATEGIES, help="only this strategy; none is --disable-radix-cache")
     add("--state-dtype", choices=("float32", "bfloat16", "float16"), help="--mamba-ssm-dtype")
     add("--dtype", default="auto", help="--dtype (default auto)")

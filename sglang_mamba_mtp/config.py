@@ -119,7 +119,8 @@ OPTIONS: dict[str, Option] = {
             env="SGLANG_MAMBA_MTP_WINDOW",
             parse=_window,
             expects="a number of tokens, 0 or more",
-            help="Tokens a request may have pending before a verify folds them into its state; 0 folds at every step.",
+            help="Tokens a request may have pending before a verify folds them into its state; 0 folds at every step. "
+            "Default: 16 less the draft's nodes up to 4 of them, else 16.",
         ),
         Option(
             name="state_layout",
@@ -164,7 +165,8 @@ class MtpConfig:
     """The options in force. Build it with `from_env`."""
 
     mode: str = DEFAULT_MODE
-    window: int = 8
+    #: None: by the size of the drafts (`state.window.threshold_for`)
+    window: int | None = None
     state_layout: str = "auto"
     radix: str = REWIND
     #: option name -> as the operator spelled it, value included, for messages

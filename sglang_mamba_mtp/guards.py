@@ -275,7 +275,7 @@ def declined(args: Any, guards: Iterable[Decline], family: str) -> list[str]:
 def window_too_long(options: config.MtpConfig, family: str) -> list[str]:
     """The refusal of a window that a verify of ``family`` is not compiled for, if it is one."""
     longest = FAMILIES[family].longest_window
-    if options.window <= longest:
+    if options.window is None or options.window <= longest:
         return []
     return [
         f"{options.spelled('window')}: a verify keeps its window in shared memory, and where it is longer than "

@@ -195,7 +195,7 @@ class ReplayPool(MtpMambaPool):
             self.cache_params,
             layers=self.num_mamba_layers,
             nodes=self.max_nodes,
-            threshold=config.current().window,
+            window=config.current().window,
             dtype=model_runner.dtype,
             rewinds_to=self._rewinds_to(model_runner),
         )

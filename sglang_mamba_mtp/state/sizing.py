@@ -68,7 +68,7 @@ def size_with_windows(
         params,
         layers=len(params.layers),
         nodes=startup.largest_draft(configurator.server_args),
-        threshold=config.current().window,
+        window=config.current().window,
         dtype=configurator.model_config.dtype,
         rewinds_to=rewinds_to,
     )

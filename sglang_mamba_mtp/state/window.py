@@ -37,12 +37,24 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels.common import operands
-from mamba_mtp_kernels.common.operands import Folds, Rows, States
+from mamba_mtp_kernels.common.operands import FOLD_TOKENS, Folds, Rows, States
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
 from .axis_order import AxisOrders
 from .store import DraftStore, VerifyBatch
+
+#: Drafts of up to this many nodes leave the rest of one step of tensor cores to pending tokens.
+SMALL_DRAFT = 4
+
+
+def threshold_for(window: int | None, nodes: int) -> int:
+    """Pending tokens that a verify of ``nodes`` replays without folding: ``window`` (``--mamba-mtp-window``), or where
+    none is asked for what is fastest as measured. Pending tokens and a small draft then fill the one step that tensor
+    cores take anyway; larger drafts take two, or they would fold at every verify."""
+    if window is not None:
+        return window
+    return FOLD_TOKENS - nodes if nodes <= SMALL_DRAFT else FOLD_TOKENS
 
 
 def threshold_to_rewind(nodes: int, page: int) -> int:
@@ -54,7 +66,7 @@ def threshold_to_rewind(nodes: int, page: int) -> int:
 class WindowShape:
     """Sizes of a window, enough to allocate it and to account for it.
 
-    ``threshold`` is how many pending tokens a verify replays without folding (``--mamba-mtp-window``); ``nodes`` the
+    ``threshold`` is how many pending tokens a verify replays without folding (`threshold_for`); ``nodes`` the
     largest ``draft_token_num``; ``kind`` is the class in which the family's kernels take a window, its inputs named as
     in ``fields``; ``conv_dim`` and ``conv_dtype`` describe the convolution's inputs; ``rewinds_to`` is the page size to
     whose multiples states can be brought back, 0 where they cannot.
@@ -77,16 +89,17 @@ class WindowShape:
         *,
         layers: int,
         nodes: int,
-        threshold: int,
+        window: int | None,
         dtype: torch.dtype,
         rewinds_to: int,
     ) -> WindowShape:
-        """The window of a model: SGLang's ``Mamba2CacheParams``, ``layers`` linear-attention layers on this rank and
-        activations of ``dtype``. Where it rewinds, what a fold leaves pending must be within the threshold."""
+        """The window of a model: SGLang's ``Mamba2CacheParams``, ``layers`` linear-attention layers on this rank,
+        ``window`` as asked for (None: the default) and activations of ``dtype``. Where it rewinds, what a fold leaves
+        pending must be within the threshold."""
         return cls(
             layers=layers,
             nodes=nodes,
-            threshold=max(threshold, threshold_to_rewind(nodes, rewinds_to)),
+            threshold=max(threshold_for(window, nodes), threshold_to_rewind(nodes, rewinds_to)),
             rewinds_to=rewinds_to,
             kind=family.window,
             fields=family.fields(cache_params.shape, dtype),

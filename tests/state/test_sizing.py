@@ -78,7 +78,7 @@ class Sizing:
 
 def window_bytes() -> int:
     return WindowShape.of(
-        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, threshold=THRESHOLD, dtype=torch.bfloat16, rewinds_to=0
+        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, window=THRESHOLD, dtype=torch.bfloat16, rewinds_to=0
     ).bytes_per_row()
 
 
