@@ -43,7 +43,15 @@ def arguments(options: Options, load: BenchServing, *, url: str, model: Path | s
     flags += ["--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)]
     flags += ["--num-prompts", str(load.prompts), "--seed", str(options.seed)]
     # It warms up with as many at once as in the load: batches of that size are compiled for before they are measured.
-    return [*flags, *load.flags(), "--flush-cache", "--disable-tqdm", "--output-file", str(output), *options.client_args]
+    return [
+        *flags,
+        *load.flags(),
+        "--flush-cache",
+        "--disable-tqdm",
+        "--output-file",
+        str(output),
+        *options.client_args,
+    ]
 
 
 def patient(flush: Callable[..., None], seconds: float = FLUSH_SECONDS) -> Callable[..., None]:

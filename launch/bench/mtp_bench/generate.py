@@ -17,7 +17,8 @@ _PREFIX, _DONE = b"data: ", b"[DONE]"
 
 @dataclass(frozen=True)
 class Answer:
-    """ids: its tokens; ttft: seconds until the first of them; prompt, cached: tokens of the prompt, as SGLang counts."""
+    """ids: its tokens; ttft: seconds until the first; prompt, cached: tokens of the prompt, and those of them that were
+    found in the cache, as SGLang counts."""
 
     ids: list[int]
     ttft: float

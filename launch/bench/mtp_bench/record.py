@@ -13,8 +13,8 @@ from typing import Any
 
 from mtp_demo import machine
 
-from .modes import MODES
 from .loads import BenchServing, Conversations, Load
+from .modes import MODES
 from .options import ROOT, Options
 from .plan import Serving
 
@@ -75,8 +75,8 @@ class Record:
     """One benchmark's record. content: as it is written.
 
     servers: one entry a start, with what it allocated; loads: one entry a finished load of bench_serving, which names
-    its server's number; conversations: the same of a load of conversations; refused: modes that do not apply; errors: what failed in the last call; ended: complete, failed,
-    interrupted or time limit.
+    its server's number; conversations: one a finished load of conversations, as well; refused: modes that do not apply;
+    errors: what failed in the last call; ended: complete, failed, interrupted or time limit.
     """
 
     def __init__(self, options: Options) -> None:
