@@ -6,6 +6,7 @@
 #   bash launch/bench_serving.sh --shape qwen3-next-80b --tp 2 --concurrency 16,64,256
 #   bash launch/bench_serving.sh --model-path PATH --draft chain4,tree8 --out r.json
 #   bash launch/bench_serving.sh --model-path launch/models/tiny-gdn --device cpu --quick
+#   bash launch/bench_serving.sh --shape qwen3-next-80b --conversations 64    each next turn's time to the first token, too
 #   bash launch/bench_serving.sh --version 0.5.17 ...                 another SGLang version
 #   bash launch/bench_serving.sh --python /usr/bin/python3 ...        this interpreter, which has SGLang: no set-up
 #   bash launch/bench_serving.sh --help                               all flags

@@ -13,11 +13,12 @@ common="--sampling-backend pytorch --grammar-backend none --disable-prefill-cuda
 name="${1:-}"
 case "$name" in
     # SGLang refuses Triton attention for Nemotron-H, whose first layer is no attention layer.
-    nemotron-*) model=(--shape nemotron-nano-9b-v2 --concurrency 16,64,128 --server-args "--attention-backend flashinfer $common") ;;
+    nemotron-*) model=(--shape nemotron-nano-9b-v2 --concurrency 16,64,128 --conversations 64
+        --server-args "--attention-backend flashinfer $common") ;;
     granite-*) model=(--shape granite-4.0-h-small --concurrency 16,64,128 --server-args "--attention-backend flashinfer $common") ;;
     qwen3.5-*) model=(--shape qwen3.5-35b-a3b --concurrency 16,64,256 --server-args "--attention-backend triton $common") ;;
     # FlashInfer's all-reduce takes minutes to compile, and every graph size seconds to capture.
-    qwen3-next-*) model=(--shape qwen3-next-80b --tp 2 --concurrency 64,256 --server-args "--attention-backend triton $common
+    qwen3-next-*) model=(--shape qwen3-next-80b --tp 2 --concurrency 64,256 --conversations 64 --server-args "--attention-backend triton $common
         --enforce-disable-flashinfer-allreduce-fusion --cuda-graph-bs-decode 1 16 64 104 128 256") ;;
     *) sed -n '2,10p' "$0" >&2; exit 2 ;;
 esac

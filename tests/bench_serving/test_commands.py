@@ -147,6 +147,7 @@ def test_the_clients_flags(parse, tmp_path):
     (load,) = parse("--request-rate", "2", "--rate-seconds", "3").loads
     line = client.arguments(options, load, url="http://h:1", model="m", output=tmp_path / "o")
     assert line[line.index("--request-rate") + 1] == "2.0"
+    assert line[line.index("--warmup-requests") + 1] == "6"
     assert "--max-concurrency" not in line
 
 

@@ -1,4 +1,4 @@
-"""The whole of it on a tiny model: a server, two loads, the record; and an interruption while a server starts."""
+"""The whole of it on a tiny model: a server, three loads, the record; and an interruption while a server starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def content(tmp_path: Path) -> dict:
 
 
 def test_a_server_and_its_loads(tmp_path):
-    flags = ["--modes", "replay", "--concurrency", "1,3", "--accept", "3", "--output-len", "24"]
+    flags = ["--modes", "rewind", "--concurrency", "1,3", "--accept", "3", "--output-len", "24"]
+    flags += ["--conversations", "3", "--turns", "3", "--turn-len", "7"]
     told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert told.returncode == 0, told.stdout + told.stderr
     found = content(tmp_path)
@@ -52,8 +53,28 @@ def test_a_server_and_its_loads(tmp_path):
         assert seen["retractions"] == 0
         assert seen["accept_length"] == 3.0  # simulated: every step of every request
     assert (tmp_path / "r-throughput.png").is_file()
-    assert "replay/chain4" in told.stdout
+    assert "rewind/chain4" in told.stdout
+    check_conversations(found["conversations"])
     assert not processes_of(tmp_path)
+
+
+def check_conversations(entries: list[dict]) -> None:
+    """Nothing of an earlier turn is computed again. Answers are one token of the prefill and three a step: their last
+    token was accepted, so it is in the state too."""
+    (entry,) = entries
+    answers, seen = entry["answers"], entry["server_log"]
+    assert (entry["load"], entry["server"]) == ("3 conversations of 3 turns", 0)
+    assert answers["total_output_tokens"] == 3 * 3 * 24
+    assert seen["running_peak"] == 3
+    first, second, third = answers["turns"]
+    assert (first["prompt_tokens"], first["cached_tokens"], first["last_turn_tokens"]) == (32, 0, None)
+    assert (second["prompt_tokens"], second["last_turn_tokens"]) == (32 + 24 + 7, 32 + 24)
+    assert (third["prompt_tokens"], third["last_turn_tokens"]) == (63 + 24 + 7, 63 + 24)
+    for turn in (second, third):
+        assert turn["min_cached_tokens"] == turn["cached_tokens"] == turn["last_turn_tokens"]
+        assert (turn["cached_share"], turn["computed_tokens"]) == (1.0, 7)
+    for turn in answers["turns"]:
+        assert 0 < turn["median_ttft_ms"] <= turn["p99_ttft_ms"]
 
 
 def test_an_interruption_leaves_no_server(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mtp_bench import drafts
-from mtp_bench.options import Load
+from mtp_bench.loads import Arrivals, Conversations, Requests
 from mtp_bench.plan import plan
 
 
@@ -58,13 +58,24 @@ def test_what_is_no_draft(text):
 
 def test_loads(parse):
     options = parse("--concurrency", "2,16", "--rounds", "3", "--request-rate", "0.5", "--rate-seconds", "30")
-    assert options.loads == (Load(2, None, 6), Load(16, None, 48), Load(None, 0.5, 15))
+    assert options.loads == (Requests(2, 6), Requests(16, 48), Arrivals(0.5, 15))
     assert [load.name for load in options.loads] == ["2 requests", "16 requests", "0.5/s"]
+
+
+def test_conversations(parse):
+    (load,) = parse("--conversations", "8").loads
+    assert load == Conversations(8, turns=2, turn_len=32)
+    flags = ("--concurrency", "4", "--request-rate", "1", "--conversations", "2,8", "--turns", "3", "--turn-len", "5")
+    options = parse(*flags)
+    assert options.loads[2:] == (Conversations(2, 3, 5), Conversations(8, 3, 5))
+    assert [load.name for load in options.loads[2:]] == ["2 conversations of 3 turns", "8 conversations of 3 turns"]
+    assert [load.prompts for load in options.loads[2:]] == [6, 24]
 
 
 def test_every_server_may_run_as_many_requests_as_are_asked_for_at_most(parse):
     assert parse("--concurrency", "2,16").max_running == 16
     assert parse("--request-rate", "2").max_running == 256
+    assert parse("--concurrency", "2", "--conversations", "3,5").max_running == 5
     assert parse("--concurrency", "2", "--max-running-requests", "8").max_running == 8
 
 
@@ -89,6 +100,9 @@ def test_a_shape_may_bring_a_draft_model(parse):
         (("--draft", "chain1"), "at least 2 nodes"),
         (("--concurrency", "0"), "'0' is not a whole number"),
         (("--concurrency", ","), "--concurrency: none given"),
+        (("--conversations", "0"), "'0' is not a whole number"),
+        (("--turns", "1"), "'1' is not at least 2"),
+        (("--turn-len", "x"), "'x' is not a whole number"),
         (("--request-rate", "-1"), "is not a number above 0"),
         (("--mem-fraction-static", "1.5"), "is not between 0 and 1"),
         (("--mem-fraction-static", "0.5", "--max-total-tokens", "9"), "two ways to say the same"),

@@ -38,6 +38,32 @@ def test_a_load_of_other_length_is_another_load(parse):
     assert not Record(longer).has(plan(longer)[0][0], longer.loads[0])
 
 
+def test_conversations_are_entries_of_their_own(parse):
+    options = parse("--concurrency", "4", "--conversations", "4")
+    made = finished(options)
+    (serving, *_), talks = plan(options)[0], options.loads[1]
+    assert not made.has(serving, talks)
+    made.add_load(serving, talks, 0, seconds=2.5, answers={})
+    again = Record(options)
+    assert again.has(serving, talks) and again.has(serving, options.loads[0])
+    assert again.seconds(talks) == [2.5]
+    for other in (("--turns", "3"), ("--turn-len", "9")):
+        assert not again.has(serving, parse("--conversations", "4", *other).loads[0])
+    assert [entry["load"] for entry in again.content["loads"]] == ["4 requests"]
+    (entry,) = again.content["conversations"]
+    assert (entry["load"], entry["turns"], entry["server"]) == ("4 conversations of 2 turns", 2, 0)
+
+
+def test_a_record_from_before_conversations_is_taken_up(parse):
+    options = parse("--concurrency", "4")
+    made = finished(options)
+    del made.content["conversations"]
+    made.write()
+    again = Record(options)
+    assert again.content["conversations"] == []
+    assert again.has(plan(options)[0][0], options.loads[0])
+
+
 def test_other_conditions_are_refused_and_told(parse, monkeypatch):
     finished(parse("--concurrency", "4"))
     with pytest.raises(RecordError, match=r"settings\.output_len: 16 there, 32 now"):

@@ -7,7 +7,9 @@ import io
 import json
 
 import pytest
-from mtp_bench import cli, client, plot, run
+from mtp_bench import cli, client, conversations, plot, run
+from mtp_bench.generate import Answer
+from mtp_bench.loads import Conversations
 from mtp_bench.progress import Progress
 from mtp_bench.record import Record
 from mtp_bench.run import Benchmark, OutOfTime
@@ -52,6 +54,11 @@ class Stage:
             file.write(DECODE.format(prompts))
         return {name: 1.0 for name in client.KEPT} | {"completed": prompts}
 
+    def talk(self, options, load, *, url, model):
+        self.do(f"talk {load.at_once}")
+        first, second = Answer([1, 2], 0.5, 4, 0), Answer([3, 4], 0.25, 9, 5)
+        return {"answers": conversations.figures([[first, second]] * load.at_once, 2.0)}, "2.0 tokens/s"
+
     def do(self, what):
         self.done.append(what)
         if what in self.broken:
@@ -63,6 +70,7 @@ def stage(monkeypatch):
     stage = Stage()
     monkeypatch.setattr(run, "Server", stage.server)
     monkeypatch.setattr(client, "run", stage.client)
+    monkeypatch.setitem(run.DRIVERS, Conversations, stage.talk)
     monkeypatch.setattr(run, "check_env", dict)
     monkeypatch.setattr(cli, "_prepare", lambda: None)
     monkeypatch.setattr(cli.signal, "signal", lambda *arguments: None)
@@ -115,6 +123,32 @@ def test_only_what_is_missing_is_run(parse, stage):
     heard = go(parse("--modes", "none,replay", "--concurrency", "2,4", "--max-running-requests", "4"))
     assert stage.done == []
     assert "4 of 4 loads are in" in heard
+
+
+def test_conversations_come_after_the_other_loads_and_are_not_run_again(parse, stage, capsys):
+    told = flags(parse, "--modes", "none,rewind", "--concurrency", "2", "--conversations", "3")
+    assert cli.main(told) == cli.COMPLETE
+    assert stage.done == [
+        *("start none", "load 2", "talk 3", "stop none"),
+        *("start rewind/chain4", "load 2", "talk 3", "stop rewind/chain4"),
+    ]
+    assert "3 conversations of 2 turns: 2.0 tokens/s, None running" in capsys.readouterr().out
+    stage.done.clear()
+    assert cli.main(told) == cli.COMPLETE
+    assert stage.done == []
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " conversations of 2 turns  " in line]
+    assert [row[:1] + row[7:] for row in rows] == [
+        ["none", "1", "500/500/500", "4", "0.0", "-", "4.0", "-", "0"],
+        ["none", "2", "250/250/250", "9", "5.0", "83.3%", "4.0", "-", "0"],
+        ["rewind/chain4", "1", "500/500/500", "4", "0.0", "-", "4.0", "-", "0"],
+        ["rewind/chain4", "2", "250/250/250", "9", "5.0", "83.3%", "4.0", "-", "0"],
+    ]
+
+
+def test_conversations_alone_have_no_plots(parse, stage, capsys):
+    assert cli.main([flag for flag in flags(parse, "--conversations", "3") if flag != "--no-plots"]) == cli.COMPLETE
+    assert plot.draw(parse().out) == []
+    assert " of last turn " in capsys.readouterr().out
 
 
 def test_a_server_that_fails_does_not_stop_the_others(parse, stage, capsys):

@@ -22,7 +22,7 @@ def test_the_script_is_bash():
 def test_help_needs_no_set_up():
     told = bash("launch/bench_serving.sh", "--help")
     assert told.returncode == 0
-    for word in ("--version", "--shape", "nemotron-nano-9b-v2", "--time-limit"):
+    for word in ("--version", "--shape", "nemotron-nano-9b-v2", "--conversations", "--time-limit"):
         assert word in told.stdout, word
 
 

@@ -76,8 +76,9 @@ def _prepare() -> None:
 
 def _tell(options: Options, record: Record, progress: Progress) -> None:
     """Table, plots, and where everything is."""
-    if record.content["loads"]:
-        print(f"\n{plot.conditions(record.content)}\n{report.table(record.content)}\n", flush=True)
+    tables = report.tables(record.content)
+    if tables:
+        print("\n".join(["", plot.conditions(record.content), *tables]), flush=True)
     if record.content["loads"] and options.plots:
         try:
             for png in plot.draw(record.path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from . import shapes
-from .options import Load, Options
+from .loads import BenchServing
+from .options import Options
 
 FLUSH_SECONDS = 30.0
 PROGRAM = "sglang.benchmark.serving"
@@ -29,20 +31,27 @@ class ClientError(RuntimeError):
     """A load was not answered in full."""
 
 
-def arguments(options: Options, load: Load, *, url: str, model: Path | str, output: Path) -> list[str]:
+def tokenizer(options: Options, model: Path | str) -> str:
+    """Where the tokenizer of ``model`` lies."""
+    return str(Path(model) / shapes.TOKENIZER if options.shape is not None else model)
+
+
+def arguments(options: Options, load: BenchServing, *, url: str, model: Path | str, output: Path) -> list[str]:
     """The flags of bench_serving for ``load``: prompts of random ids, every answer of full length."""
-    tokenizer = Path(model) / shapes.TOKENIZER if options.shape is not None else model
-    flags = ["--backend", "sglang", "--base-url", url, "--model", str(model), "--tokenizer", str(tokenizer)]
+    flags = ["--backend", "sglang", "--base-url", url, "--model", str(model), "--tokenizer", tokenizer(options, model)]
     flags += ["--dataset-name", "random-ids", "--tokenize-prompt", "--random-range-ratio", "1.0"]
     flags += ["--random-input-len", str(options.input_len), "--random-output-len", str(options.output_len)]
     flags += ["--num-prompts", str(load.prompts), "--seed", str(options.seed)]
-    if load.concurrency is not None:
-        flags += ["--max-concurrency", str(load.concurrency)]
-    if load.rate is not None:
-        flags += ["--request-rate", str(load.rate)]
-    # As many at once as in the load: batches of that size are compiled for before they are measured.
-    flags += ["--warmup-requests", str(load.concurrency or min(load.prompts, 16)), "--flush-cache"]
-    return [*flags, "--disable-tqdm", "--output-file", str(output), *options.client_args]
+    # It warms up with as many at once as in the load: batches of that size are compiled for before they are measured.
+    return [
+        *flags,
+        *load.flags(),
+        "--flush-cache",
+        "--disable-tqdm",
+        "--output-file",
+        str(output),
+        *options.client_args,
+    ]
 
 
 def patient(flush: Callable[..., None], seconds: float = FLUSH_SECONDS) -> Callable[..., None]:
@@ -90,3 +99,21 @@ def kept(result: dict[str, Any], prompts: int) -> dict[str, Any]:
     if result.get("completed") != prompts:
         raise ClientError(f"bench_serving: {result.get('completed')} of {prompts} requests were answered")
     return {name: result.get(name) for name in KEPT}
+
+
+def measure(options: Options, load: BenchServing, *, url: str, model: Path | str) -> tuple[dict[str, Any], str]:
+    """Run ``load`` against the server at ``url``.
+
+    Returns
+        what its entry says, and the same in a line for people.
+
+    Raises
+        ClientError: it failed, or not every request was answered.
+    """
+    output = options.logs / "client.jsonl"
+    flags = arguments(options, load, url=url, model=model, output=output)
+    figures = kept(run(flags, output, options.logs / "client.log"), load.prompts)
+    return {"command": shlex.join(["python", "-m", PROGRAM, *flags]), "bench_serving": figures}, (
+        f"{figures['output_throughput']:.1f} tokens/s, TTFT {figures['median_ttft_ms']:.0f} ms, "
+        f"TPOT {figures['median_tpot_ms']:.2f} ms"
+    )

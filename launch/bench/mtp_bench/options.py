@@ -18,26 +18,13 @@ if __package__ in (None, ""):  # run as a file, by launch/bench_serving.sh, befo
 
 from mtp_bench.drafts import ALGORITHMS, WITH_DRAFT_MODEL, Draft
 from mtp_bench.drafts import parse as parse_draft
+from mtp_bench.loads import Arrivals, Conversations, Load, Requests
 from mtp_bench.modes import COMPARED, MODES, Mode, text_config
 
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ROOT / "launch" / "shapes"
 DRAFT_FOLDER = "draft"
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Load:
-    """What clients ask for at once: ``concurrency`` requests at all times, or ``rate`` new ones a second."""
-
-    concurrency: int | None
-    rate: float | None
-    prompts: int
-
-    @property
-    def name(self) -> str:
-        """Identifies it in the record: ``64 requests``, ``2/s``."""
-        return f"{self.concurrency} requests" if self.concurrency is not None else f"{self.rate:g}/s"
 
 
 @dataclass(frozen=True)
@@ -89,10 +76,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if draft_model is None and shape is not None and (shape / DRAFT_FOLDER).is_dir():
         draft_model = str(shape / DRAFT_FOLDER)
     algorithm = args.algorithm or ("STANDALONE" if draft_model is not None else "NEXTN")
-    concurrency = args.concurrency if args.concurrency is not None else (() if args.request_rate else defaults.loads)
-    rounds = args.rounds or defaults.rounds
-    loads = [Load(count, None, count * rounds) for count in concurrency]
-    loads += [Load(None, rate, max(1, math.ceil(rate * args.rate_seconds))) for rate in args.request_rate or ()]
+    loads = _loads(args, defaults)
     accept = args.accept
     if accept is None and shape is not None:
         accept = 3.0 if all(draft.chain for draft in args.draft) else 2.0
@@ -106,7 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         modes=args.modes,
         drafts=args.draft,
         accept=accept,
-        loads=tuple(loads),
+        loads=loads,
         input_len=args.input_len or defaults.input_len,
         output_len=args.output_len or defaults.output_len,
         device=device,
@@ -114,7 +98,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         tp=args.tp,
         mem_fraction=args.mem_fraction_static,
         max_total_tokens=args.max_total_tokens,
-        max_running=args.max_running_requests or max([256 if args.request_rate else 1, *concurrency]),
+        max_running=args.max_running_requests or max((load.room for load in loads), default=1),
         server_args=tuple(args.server_args),
         client_args=tuple(args.client_args),
         seed=args.seed,
@@ -145,6 +129,18 @@ def _defaults(device: str, quick: bool) -> Defaults:
     return Defaults((1, 16, 64), 1, 512, 128) if quick else Defaults((1, 16, 64, 256), 3, 512, 256)
 
 
+def _loads(args: argparse.Namespace, defaults: Defaults) -> tuple[Load, ...]:
+    """Every kind that was asked for, in this order; the default's, if none was."""
+    others = args.request_rate or args.conversations
+    concurrency = args.concurrency if args.concurrency is not None else (() if others else defaults.loads)
+    rounds = args.rounds or defaults.rounds
+    return (
+        *(Requests(count, count * rounds) for count in concurrency),
+        *(Arrivals(rate, max(1, math.ceil(rate * args.rate_seconds))) for rate in args.request_rate or ()),
+        *(Conversations(count, args.turns, args.turn_len) for count in args.conversations or ()),
+    )
+
+
 def default_device() -> str:
     """cuda where the NVIDIA driver is loaded, else cpu."""
     return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
@@ -153,6 +149,12 @@ def default_device() -> str:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _several(text: str) -> int:
+    if _positive(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 2")
     return int(text)
 
 
@@ -226,6 +228,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--concurrency", type=_list_of(_positive), metavar="A,B", help="requests at once; default: 1,16,64,256")
     add("--request-rate", type=_list_of(_above_zero), metavar="A,B", help="requests a second, as many loads more")
     add("--rate-seconds", type=_above_zero, default=30.0, help="length of such a load; default: %(default)s")
+    add("--conversations", type=_list_of(_positive), metavar="A,B", help="conversations at once, as many loads more: "
+        "each turn's prompt is the last one, its answer and new tokens")  # fmt: skip
+    add("--turns", type=_several, default=2, help="turns of a conversation; default: %(default)s")
+    add("--turn-len", type=_positive, default=32, help="new tokens of a later turn; default: %(default)s")
     add("--rounds", type=_positive, help="prompts for each of the requests at once; default: 3")
     add("--input-len", type=_positive, help="tokens of a prompt; default: 512")
     add("--output-len", type=_positive, help="tokens of an answer; default: 256")

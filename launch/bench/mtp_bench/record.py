@@ -13,14 +13,17 @@ from typing import Any
 
 from mtp_demo import machine
 
+from .loads import BenchServing, Conversations, Load
 from .modes import MODES
-from .options import ROOT, Load, Options
+from .options import ROOT, Options
 from .plan import Serving
 
 SCHEMA = 1
 COMMAND = "BENCH_COMMAND"  # what was typed, set by launch/bench_serving.sh
 COMMIT = "BENCH_COMMIT"  # where the checkout is no git repository
 PLOTTED = "modes"
+#: Lists of finished loads.
+ENTRIES = (BenchServing.entries, Conversations.entries)
 
 
 class RecordError(RuntimeError):
@@ -71,9 +74,9 @@ def check_env() -> dict[str, str]:
 class Record:
     """One benchmark's record. content: as it is written.
 
-    servers: one entry a start, with what it allocated; loads: one entry a finished load, which names its server's
-    number; refused: modes that do not apply; errors: what failed in the last call; ended: complete, failed,
-    interrupted or time limit.
+    servers: one entry a start, with what it allocated; loads: one entry a finished load of bench_serving, which names
+    its server's number; conversations: one a finished load of conversations, as well; refused: modes that do not apply;
+    errors: what failed in the last call; ended: complete, failed, interrupted or time limit.
     """
 
     def __init__(self, options: Options) -> None:
@@ -95,7 +98,7 @@ class Record:
             "refused": {},
             "errors": [],
             "servers": [],
-            "loads": [],
+            **{entries: [] for entries in ENTRIES},
         }
         if self.path.exists() and not options.fresh:
             self._take_up(found)
@@ -126,15 +129,16 @@ class Record:
                 + "\n  ".join(differences)
                 + "\nGive another --out, or --fresh to replace it."
             )
-        self.content = content
+        self.content.update(content)
 
     def has(self, serving: Serving, load: Load) -> bool:
         """Is that load of that server finished?"""
-        return any(self._is(entry, serving, load) for entry in self.content["loads"])
+        facts = {"serving": serving.name, **load.facts()}
+        return any(facts.items() <= entry.items() for entry in self.content[load.entries])
 
-    @staticmethod
-    def _is(entry: dict[str, Any], serving: Serving, load: Load) -> bool:
-        return (entry["serving"], entry["load"], entry["prompts"]) == (serving.name, load.name, load.prompts)
+    def seconds(self, load: Load) -> list[float]:
+        """What loads of that name took."""
+        return [entry["seconds"] for entry in self.content[load.entries] if entry["load"] == load.name]
 
     def add_server(self, serving: Serving, **facts: Any) -> int:
         """A server that started; returns its number."""
@@ -151,15 +155,12 @@ class Record:
 
     def add_load(self, serving: Serving, load: Load, server: int, **facts: Any) -> None:
         """A load that was answered in full by server number ``server``."""
-        self.content["loads"].append(
+        self.content[load.entries].append(
             {
                 "serving": serving.name,
                 "mode": serving.mode.name,
                 "draft": serving.draft.name if serving.draft else None,
-                "load": load.name,
-                "concurrency": load.concurrency,
-                "request_rate": load.rate,
-                "prompts": load.prompts,
+                **load.facts(),
                 "date": _now(),
                 "server": server,
                 **facts,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from . import client, logs, shapes
+from . import client, conversations, logs, shapes
 from .client import ClientError
-from .options import ROOT, Load, Options
+from .loads import Arrivals, Conversations, Load, Requests
+from .options import ROOT, Options
 from .plan import Serving, plan
 from .progress import Progress, clock
 from .record import Record, check_env
@@ -17,6 +20,12 @@ from .server import Server, ServerError
 #: Seconds assumed for what was never seen: a start, and a load.
 UNSEEN_START, UNSEEN_LOAD = 60.0, 20.0
 STOPPING = 10.0
+#: Who drives which kind of load.
+DRIVERS: dict[type[Load], Callable[..., tuple[dict[str, Any], str]]] = {
+    Requests: client.measure,
+    Arrivals: client.measure,
+    Conversations: conversations.measure,
+}
 
 
 class OutOfTime(Exception):
@@ -95,9 +104,6 @@ class Benchmark:
                 self._load(server, load, number, self._to_go(loads[position:], later))
 
     def _load(self, server: Server, load: Load, number: int, to_go: float) -> None:
-        options, serving = self.options, server.serving
-        output = options.logs / "client.jsonl"
-        flags = client.arguments(options, load, url=server.url, model=self.model, output=output)
         begin = logs.size(server.log)
 
         def news() -> str:
@@ -107,22 +113,11 @@ class Benchmark:
         began = time.monotonic()
         title = f"  {load.name}: {load.prompts} prompts; about {clock(to_go)} to go"
         with self.progress.waiting(title, news):
-            result = client.run(flags, output, options.logs / "client.log")
-        figures = client.kept(result, load.prompts)
+            facts, told = DRIVERS[type(load)](self.options, load, url=server.url, model=self.model)
         seen = logs.under_load(logs.read(server.log, begin))
-        self.record.add_load(
-            serving,
-            load,
-            number,
-            command=shlex.join(["python", "-m", client.PROGRAM, *flags]),
-            seconds=time.monotonic() - began,
-            bench_serving=figures,
-            server_log=seen,
-        )
-        self.progress.say(
-            f"  {load.name}: {figures['output_throughput']:.1f} tokens/s, TTFT {figures['median_ttft_ms']:.0f} ms, "
-            f"TPOT {figures['median_tpot_ms']:.2f} ms, {seen['running_peak']} running"
-        )
+        seconds = time.monotonic() - began
+        self.record.add_load(server.serving, load, number, seconds=seconds, **facts, server_log=seen)
+        self.progress.say(f"  {load.name}: {told}, {seen['running_peak']} running")
 
     def _afford(self, seconds: float) -> None:
         limit = self.options.time_limit
@@ -134,8 +129,7 @@ class Benchmark:
         return starts[-1] if starts else UNSEEN_START  # the latest: a machine's first start compiles kernels
 
     def _load_estimate(self, load: Load) -> float:
-        seen = [entry["seconds"] for entry in self.record.content["loads"] if entry["load"] == load.name]
-        return max(seen, default=load.prompts / (load.rate or load.prompts) + UNSEEN_LOAD)
+        return max(self.record.seconds(load), default=load.least_seconds + UNSEEN_LOAD)
 
     def _to_go(self, loads: list[Load], later: list[list[Load]]) -> float:
         servers = len(later) * (self._start_estimate() + STOPPING)
