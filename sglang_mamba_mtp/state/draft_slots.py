@@ -5,8 +5,8 @@ The pool has a region of draft slots behind its ordinary ones, N - 1 for each re
 Together with the request's own (*canonical*) slot they are the N places of a verify: place 0 is the canonical slot,
 place j > 0 of row r is ``first + r * (N - 1) + j - 1``. A verify reads the newest state from its place p and writes the
 convolution window and the recurrent state after node i to place ``(p + i) mod N``. So the root writes over the state it
-was read from, and nodes never meet. Nothing is copied in a step, and the canonical slot holds whatever node came by last
-until somebody else is about to read it.
+was read from, and nodes never meet. Nothing is copied in a step, and the canonical slot holds some node's state until
+somebody else is about to read it.
 
 The state before a verify is gone once that has run. Nobody asks for it: a root is a token that the request has already
 (the last step's bonus token), every commit accepts it, and only this verify continues from the state before. Where a
@@ -42,7 +42,7 @@ from .store import DraftStore, VerifyBatch
 
 
 def draft_slots(nodes: int) -> int:
-    """Draft slots of a request row for drafts of up to ``nodes`` nodes: the root's place is the state it starts from."""
+    """Draft slots of a request row for drafts of up to ``nodes`` nodes: the root's is the one it is read from."""
     return max(0, nodes - 1)
 
 

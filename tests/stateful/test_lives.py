@@ -33,7 +33,7 @@ KV = 1
 FAMILY, LAYOUT = st.sampled_from(sorted(MODELS)), st.sampled_from(["vk", "kv"])
 
 
-def _build(pool_class: type, layout: str, nodes: int):
+def _build(pool_class: type, layout: str, nodes: int = NODES):
     """A pool of `SLOTS` slots on the CPU that writes states in ``layout``, for drafts of up to ``nodes`` nodes."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 
@@ -99,7 +99,7 @@ def rewind_pool(model: Model, threshold: int, layout: str, page: int):
         return _opened(RewindPool, model, layout, page)
 
 
-def slots_pool(model: Model, layout: str, nodes: int):
+def slots_pool(model: Model, layout: str, nodes: int = NODES):
     """A pool as slots mode builds it, with its draft slots for up to ``nodes`` nodes."""
     from sglang_mamba_mtp.state.pools import DraftSlotPool
 

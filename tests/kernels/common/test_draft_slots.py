@@ -135,10 +135,10 @@ class Device:
 
 
 def example() -> Books:
-    """Drafts of up to four nodes. Row 0 serves slot 3 from its last draft slot, after a step that ended at node 1 and one
-    that ended at node 2; row 1 went on to slot 5, from node 1 (it had slot 4); row 2 has committed nothing for slot 6
-    since it was forgotten, row 3 holds garbage from before slot 7 was recycled into row 4, whose slot itself is the
-    newest: a root was all that was accepted. Slot 0 is nobody's: its entry must not be followed."""
+    """Drafts of up to four nodes. Row 0 serves slot 3 from its last draft slot, after steps to nodes 1 and 2;
+    row 1 went on to slot 5, from node 1 (it had slot 4); row 2 has committed nothing for slot 6 since it was forgotten,
+    row 3 holds garbage from before slot 7 was recycled into row 4, for which that slot itself is the newest: a root was
+    all that was accepted. Slot 0 is nobody's: its entry must not be followed."""
     books = Books([-1] * 6, [-1] * 6, [-1] * 9, slots_per_row=3)
     for slot, row, last in ((3, 0, 1), (3, 0, 2), (4, 1, 1), (5, 1, 1), (6, 2, 3), (7, 3, 2)):
         books.step(slot, row, last)
@@ -201,7 +201,10 @@ def test_commit_slots(module, dtype, tracking, device):
         books.commit(slot, row, slots, node)
     on_device.assert_holds(books)
     assert books.current_input[0] == -1, "the model itself"
-    tracked = [slots[step] if slot > 0 and step >= 0 else 0 for (slot, *_, step), slots in zip(batch, written, strict=True)]
+    tracked = [
+        slots[step] if slot > 0 and step >= 0 else 0
+        for slot, step, slots in zip(batch_slots, steps, written, strict=True)
+    ]
     assert track_src == (tracked if tracking else [0] * len(batch))
 
 
