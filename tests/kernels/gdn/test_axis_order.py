@@ -135,9 +135,9 @@ def test_slots(which: str, tree: bool, K: int, V: int, state_dtype: torch.dtype,
         "batch": 5, "nodes": 4, "tree": tree, "H": 1, "HV": 2, "K": K, "V": V, "state_dtype": state_dtype,
         "padding": (3,), "strided": True, "device": device,
     }  # fmt: skip
-    for own_slot, orders in ((False, [VK, KV, KV, VK, VK]), (True, [KV, VK, VK, VK, VK]), (True, [VK, KV, KV, KV, KV])):
+    for own_slot in (False, True):
         plain = make_slots_case(**shape, own_slot=own_slot)
-        ours = make_slots_case(**shape, own_slot=own_slot, orders=orders)
+        ours = make_slots_case(**shape, own_slot=own_slot, orders=[VK, KV, KV, VK, VK])
         plain_states = plain.states.clone()
         assert_same_numbers("o", ours.run(slots_op(which)), plain.run(slots_op(which)))
         assert_same_numbers("states", ours.states_written(), plain.states_written())

@@ -167,7 +167,7 @@ def test_same_bits_as_stock(
         normalise_as(module, monkeypatch)
     case = make_slots_case(
         batch=3, nodes=5, tree=tree, H=1, HV=2, K=K, V=V, dtype=dtype, state_dtype=state_dtype,
-        orders=[VK] * 3 if either else None, device=device, seed=K,
+        own_slot=True, orders=[VK] * 3 if either else None, device=device, seed=K,
     )  # fmt: skip
     theirs, states = stock_verify(module, case)
     ours = case.run(implementation("triton"), sglang=stock_version())
