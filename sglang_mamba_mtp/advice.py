@@ -19,10 +19,9 @@ from . import config, names
 from .compat import planning, startup
 from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
-from .families.table import FAMILIES
 from .state import sizing
 from .state.rewind import SLOTS_PER_REQUEST
-from .state.window import WindowShape, threshold_for
+from .state.window import threshold_for
 
 GIB, MIB = 1 << 30, 1 << 20
 #: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
@@ -32,12 +31,13 @@ AS_MANY_AS_FIT = 4096
 
 @dataclass(frozen=True)
 class Way:
-    """A way of serving: its ``flags`` beside those all share, whether it ``speculates``, and which families it is
-    offered for (None: all)."""
+    """A way of serving: its ``flags`` beside those all share, what it ``holds`` for a request in place of SGLang's
+    states per draft node, whether it ``speculates``, and which families it is offered for (None: all)."""
 
     name: str
     mode: str
     flags: tuple[str, ...] = ()
+    holds: sizing.Holding | None = None
     speculates: bool = True
     replayssm: bool = False
     families: tuple[str, ...] | None = None
@@ -53,8 +53,8 @@ WAYS = (
         replayssm=True,
         families=(names.GDN,),
     ),
-    Way("slots", names.SLOTS, ("--mamba-mtp-mode", names.SLOTS)),
-    Way("replay", names.REPLAY),
+    Way("slots", names.SLOTS, ("--mamba-mtp-mode", names.SLOTS), holds=sizing.DRAFT_SLOTS),
+    Way("replay", names.REPLAY, holds=sizing.WINDOWS),
 )
 
 
@@ -172,10 +172,10 @@ def _row(
         setting = replace(setting, slots_per_request=SLOTS_PER_REQUEST)
     with planning.configurator(setting) as found:
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
-        if way.mode == names.REPLAY:
-            rest = sizing.size_with_windows(size, found, memory, family, rewinds_to)
-        else:
+        if way.holds is None:
             rest = size(found, memory)
+        else:
+            rest = sizing.size_with(way.holds, size, found, memory, family, rewinds_to)
         slots = int(startup.schedule().max_mamba_cache_size)
         if rest <= 0:
             raise MtpError("nothing is left for the KV cache")
@@ -196,20 +196,12 @@ def _row(
 
 def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int, rewinds_to: int) -> int:
     """What speculation holds for one running request."""
-    params = startup.cache_params(found.model_config)
+    if way.holds is not None:
+        return way.holds.bytes_per_row(found, family, nodes, rewinds_to)
     if way.replayssm:
+        params = startup.cache_params(found.model_config)
         return int(params.replayssm_ring_bytes_per_req(record_len=startup.replayssm_record(nodes)))
-    if way.mode != names.REPLAY:
-        return nodes * slot
-    return WindowShape.of(
-        FAMILIES[family],
-        params,
-        layers=len(params.layers),
-        nodes=nodes,
-        window=config.current().window,
-        dtype=found.model_config.dtype,
-        rewinds_to=rewinds_to,
-    ).bytes_per_row()
+    return nodes * slot
 
 
 def _break_even(

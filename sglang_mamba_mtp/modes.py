@@ -29,9 +29,8 @@ class Mode:
         name: value of ``--mamba-mtp-mode``.
         backends: by family, the linear-attention backend, a subclass of SGLang's.
         pool: the mamba pool, or None for SGLang's.
-        size_pool: chooses the number of state slots, given SGLang's `_handle_max_mamba_cache`, the configurator, the
-            memory in GiB, the family and the page size to whose multiples states are rewound, 0 for not; returns the
-            GiB that are left.
+        holds: what it holds for each request row beside the slots, for `sizing.size_with`; None where SGLang's own
+            sizing is right.
         rewinds: whether states of requests can be rewound (`state.rewind`), with a pool of its own.
         guards: what the mode declines to run with.
         speculative_bytes: what a mamba pool holds for speculation, in bytes by what they hold.
@@ -40,7 +39,7 @@ class Mode:
     name: str
     backends: Mapping[str, type] = field(default_factory=dict)
     pool: type[MtpMambaPool] | None = None
-    size_pool: Callable[[Any, Any, float, str, int], float] | None = None
+    holds: sizing.Holding | None = None
     rewinds: bool = False
     guards: tuple[Decline, ...] = ()
     speculative_bytes: Callable[[Any], dict[str, int]] = lambda pool: {}
@@ -58,18 +57,18 @@ MODES: dict[str, Mode] = {
             REPLAY,
             backends=OWN_BACKENDS,
             pool=ReplayPool,
-            size_pool=sizing.size_with_windows,
+            holds=sizing.WINDOWS,
             rewinds=True,
             guards=COMMON + OWN_VERIFY,
-            speculative_bytes=lambda pool: {"windows": pool.speculative_bytes},
+            speculative_bytes=lambda pool: {sizing.WINDOWS.what: pool.speculative_bytes},
         ),
-        # SGLang's own sizing holds: a state per draft node and request row, in the pool instead of beside it.
         Mode(
             SLOTS,
             backends=OWN_BACKENDS,
             pool=DraftSlotPool,
+            holds=sizing.DRAFT_SLOTS,
             guards=COMMON + OWN_VERIFY,
-            speculative_bytes=lambda pool: {"draft slots": pool.speculative_bytes},
+            speculative_bytes=lambda pool: {sizing.DRAFT_SLOTS.what: pool.speculative_bytes},
         ),
         Mode(
             SNAPSHOT,

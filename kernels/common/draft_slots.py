@@ -1,9 +1,10 @@
 """Slots mode's bookkeeping: where a request's newest state lies, in three small device arrays (operands.SlotBooks).
 
-A request row r owns the draft slots first_draft_slot + r*M .. + M-1, one per draft node: a verify writes node i's state
-to the i-th of them and the next verify reads the accepted node's. Rows and slots are recycled independently, so
-current_input[r] speaks of slot s only while row_slot[r] == s. Each op is elementwise over the batch: one launch, no
-host read.
+A request has M + 1 places for a verify of up to M + 1 nodes: place 0 is its canonical slot, places 1..M are its row r's
+draft slots, first_draft_slot + r*M .. + M-1. A verify that reads the newest state from place p writes node i's to place
+(p + i) mod (M + 1): the root's over the one it was read from, which nobody asks for any more. The next verify reads the
+accepted node's. Rows and slots are recycled independently, so current_input[r] speaks of slot s only while
+row_slot[r] == s. Each op is elementwise over the batch: one launch, no host read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _place_nodes_kernel(
     current_input,
     row_slot,
     first_draft_slot,
-    nodes_per_row,
+    slots_per_row,
     total,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -41,26 +42,28 @@ def _place_nodes_kernel(
     slot = tl.load(slots + b, mask=inside, other=0).to(tl.int32)
     real = inside & (slot > 0)
     row = tl.load(rows + b, mask=real, other=0).to(tl.int64)
-    draft_slot = first_draft_slot + row.to(tl.int32) * nodes_per_row + node
-    tl.store(write_slots + entry, tl.where(real, draft_slot, 0), mask=inside)
     newest = tl.load(current_input + row, mask=real, other=-1)
     served = tl.load(row_slot + row, mask=real, other=-1)
-    read = tl.where(slot > 0, tl.where((newest > 0) & (served == slot), newest, slot), 0)
-    tl.store(read_slots + b, read, mask=inside & (node == 0))
+    before_draft_slots = first_draft_slot + row.to(tl.int32) * slots_per_row - 1
+    place = node + tl.where((newest > 0) & (served == slot), newest - before_draft_slots, 0)
+    place = tl.where(place > slots_per_row, place - slots_per_row - 1, place)
+    write = tl.where(real, tl.where(place == 0, slot, before_draft_slots + place), 0)
+    tl.store(write_slots + entry, write, mask=inside)
+    tl.store(read_slots + b, write, mask=inside & (node == 0))
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track", "batch"])
+@triton.jit(do_not_specialize=["slots", "rows", "last_correct", "steps_to_track", "nodes", "batch"])
 def _commit_slots_kernel(
     current_input,
     row_slot,
     slot_row,
     slots,
     rows,
+    write_slots,
     last_correct,
     steps_to_track,
     track_src,
-    first_draft_slot,
-    nodes_per_row,
+    nodes,
     batch,
     HAS_TRACK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -70,17 +73,17 @@ def _commit_slots_kernel(
     slot = tl.load(slots + b, mask=inside, other=0).to(tl.int64)
     real = inside & (slot > 0)
     row = tl.load(rows + b, mask=real, other=0).to(tl.int64)
-    # no node leads out of the row's own draft slots, whatever a tree gone wrong has accepted
-    last = tl.minimum(tl.load(last_correct + b, mask=real, other=-1).to(tl.int32), nodes_per_row - 1)
-    draft_slot = first_draft_slot + row.to(tl.int32) * nodes_per_row
+    # no node leads out of the row's own places, whatever a tree gone wrong has accepted
+    last = tl.minimum(tl.load(last_correct + b, mask=real, other=-1).to(tl.int32), nodes - 1)
     accepts = real & (last >= 0)
-    tl.store(current_input + row, draft_slot + last, mask=accepts)
+    newest = tl.load(write_slots + b * nodes + last, mask=accepts, other=0)
+    tl.store(current_input + row, tl.where(newest == slot, -1, newest), mask=accepts)
     tl.store(row_slot + row, slot.to(tl.int32), mask=accepts)
     tl.store(slot_row + slot, row.to(tl.int32), mask=accepts)
     tracked = tl.zeros((BLOCK,), tl.int32)
     if HAS_TRACK:
-        step = tl.minimum(tl.load(steps_to_track + b, mask=real, other=-1).to(tl.int32), nodes_per_row - 1)
-        tracked = tl.where(step >= 0, draft_slot + step, 0)
+        step = tl.minimum(tl.load(steps_to_track + b, mask=real, other=-1).to(tl.int32), nodes - 1)
+        tracked = tl.load(write_slots + b * nodes + step, mask=real & (step >= 0), other=0)
     tl.store(track_src + b, tracked, mask=inside)
 
 
@@ -110,10 +113,11 @@ def _forget_inputs_kernel(slots, current_input, row_slot, slot_row, batch, BLOCK
 
 
 def place_nodes(read_slots: torch.Tensor, write_slots: torch.Tensor, rows: Rows, books: SlotBooks) -> None:
-    """Where the coming verify of N <= M nodes reads each row's state and writes each node's.
+    """Where the coming verify of N <= M + 1 nodes reads each row's state and writes each node's.
 
     read_slots   [>=B] int32: first B written, slot of the row's newest state (0 for padding).
-    write_slots  [>=B, N] int32, contiguous: first B rows written, the nodes' draft slots (0 for padding).
+    write_slots  [>=B, N] int32, contiguous: first B rows written, the nodes' slots (0 for padding): the root's is the
+                 one that is read.
     rows         slots and rows are read, the row of padding is not.
     books        current_input and row_slot are read at the rows.
 
@@ -126,8 +130,8 @@ def place_nodes(read_slots: torch.Tensor, write_slots: torch.Tensor, rows: Rows,
         write_slots=Arg(write_slots, ">=B N", torch.int32, contiguous=2),
     )
     batch, nodes = sizes.get_all("B N")
-    if nodes > books.nodes_per_row:
-        raise ValueError(f"write_slots: {nodes} nodes, a request row owns {books.nodes_per_row} draft slots")
+    if nodes > books.slots_per_row + 1:
+        raise ValueError(f"write_slots: {nodes} nodes, a request row owns {books.slots_per_row} draft slots")
     if batch == 0 or nodes == 0:
         return
     _place_nodes_kernel[launch_grid(triton.cdiv(batch * nodes, BLOCK))](
@@ -138,7 +142,7 @@ def place_nodes(read_slots: torch.Tensor, write_slots: torch.Tensor, rows: Rows,
         books.current_input,
         books.row_slot,
         books.first_draft_slot,
-        books.nodes_per_row,
+        books.slots_per_row,
         batch * nodes,
         N=nodes,
         BLOCK=BLOCK,
@@ -150,29 +154,32 @@ def commit_slots(
     books: SlotBooks,
     rows: Rows,
     *,
+    write_slots: torch.Tensor,
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_src: torch.Tensor,
 ) -> None:
-    """Make the last accepted node's draft slot the input of each row's next verify.
+    """Make the last accepted node's slot the input of each row's next verify.
 
     books           current_input and row_slot are written at the rows, slot_row at the slots.
     rows            slots and rows are read; of padding only track_src is written.
+    write_slots     [>=B, N] int32, contiguous: read, as place_nodes left them for this verify.
     last_correct    [B] int32 or int64: read, last accepted node of each row; < 0 leaves the row as it is.
     steps_to_track  [B] int32 or int64: read, node whose state is tracked; < 0: none. None: no row is tracked.
-                    Of either, a node past the row's M-th counts as the M-th.
-    track_src       [>=B] int32: first B written, draft slot of the tracked node, or 0.
+                    Of either, a node past the last counts as the last.
+    track_src       [>=B] int32: first B written, slot of the tracked node, or 0.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
-    (batch,) = check(
+    batch, nodes = check(
         slots=Arg(rows.slots, "B"),
         current_input=Arg(books.current_input, "R"),
+        write_slots=Arg(write_slots, ">=B N", torch.int32, contiguous=2),
         last_correct=Arg(last_correct, "B", INDICES),
         steps_to_track=Arg(steps_to_track, "B", INDICES),
         track_src=Arg(track_src, ">=B", torch.int32),
-    ).get_all("B")
-    if batch == 0:
+    ).get_all("B N")
+    if batch == 0 or nodes == 0:
         return
     _commit_slots_kernel[launch_grid(triton.cdiv(batch, BLOCK))](
         books.current_input,
@@ -180,11 +187,11 @@ def commit_slots(
         books.slot_row,
         rows.slots,
         rows.rows,
+        write_slots,
         last_correct,
         steps_to_track,
         track_src,
-        books.first_draft_slot,
-        books.nodes_per_row,
+        nodes,
         batch,
         HAS_TRACK=steps_to_track is not None,
         BLOCK=BLOCK,

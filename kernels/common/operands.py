@@ -45,8 +45,8 @@ class States:
                 what a kernel reads and writes. Mamba2: V is headdim, K dstate.
     axis_order  [S] uint8, VK or KV (axis_order.py): how each slot lies. None: all are VK. Kernels only read it: who
                 has written a slot elsewhere than in place sets its entry to `write`.
-    write       VK or KV: how states are written, except in place, where a slot stays as it lies. KV needs an
-                axis_order.
+    write       VK or KV: how states are written, except in place, where a slot stays as it lies, and except by a
+                verify of slots mode, which leaves every slot as it lies. KV needs an axis_order.
     """
 
     data: torch.Tensor
@@ -116,9 +116,9 @@ class NodeSlots:
     """Where a verify of slots mode reads each row's state and writes the one after each of its nodes.
 
     read     [B] int32 or int64: slot of each row's newest state; <= 0 is padding: zero outputs, nothing written.
-    write    [>=B, N] int32 or int64, any row stride: slot of the state after each node; <= 0: written nowhere (and then
-             the node has no children). Distinct over the batch. A row's read slot may be among its own write slots if
-             it lies as they will be written, never among another row's.
+    write    [>=B, N] int32 or int64, any row stride: slot of the state after each node, in the axis order that the slot
+             has; <= 0: written nowhere (and then the node has no children). Distinct over the batch. A row's read slot
+             may be among its own write slots (slots mode: it is its root's), never among another row's.
     parents  [>=B, N] int32 or int64, any row stride: -1 at a root, else a node before. None: chains.
     """
 
@@ -137,20 +137,20 @@ class NodeSlots:
 @dataclass(frozen=True, eq=False)
 class SlotBooks:
     """Where each request's newest state lies in slots mode (draft_slots.py). Request row r owns the M draft slots from
-    first_draft_slot + r * M on, one per draft node.
+    first_draft_slot + r * M on; with its request's canonical slot they are the places of a verify of up to M + 1 nodes.
 
     current_input     [R] int32: draft slot of the row's last accepted node; -1: its canonical slot is the newest.
     row_slot          [R] int32: canonical slot that the row served when it last committed.
     slot_row          [S] int32: row that last committed for each canonical slot; -1: none.
     first_draft_slot  > 0.
-    nodes_per_row     M > 0.
+    slots_per_row     M >= 0.
     """
 
     current_input: torch.Tensor
     row_slot: torch.Tensor
     slot_row: torch.Tensor
     first_draft_slot: int
-    nodes_per_row: int
+    slots_per_row: int
 
     def __post_init__(self) -> None:
         check(
@@ -158,9 +158,9 @@ class SlotBooks:
             row_slot=Arg(self.row_slot, "R", torch.int32),
             slot_row=Arg(self.slot_row, "S", torch.int32),
         )
-        if self.first_draft_slot <= 0 or self.nodes_per_row <= 0:
+        if self.first_draft_slot <= 0 or self.slots_per_row < 0:
             raise ValueError(
-                f"first_draft_slot {self.first_draft_slot}, nodes_per_row {self.nodes_per_row}: expected both > 0"
+                f"first_draft_slot {self.first_draft_slot}, slots_per_row {self.slots_per_row}: expected > 0 and >= 0"
             )
 
 

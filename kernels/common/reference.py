@@ -131,36 +131,41 @@ def place_nodes_reference(read_slots: torch.Tensor, write_slots: torch.Tensor, r
     real = slots > 0
     row = torch.where(real, rows.rows, 0).to(torch.int64)
     newest = books.current_input[row]
-    read = torch.where((newest > 0) & (books.row_slot[row] == slots), newest, slots)
-    read_slots[:batch] = torch.where(real, read, 0).to(read_slots.dtype)
-    first = books.first_draft_slot + row[:, None] * books.nodes_per_row
-    draft_slots = first + torch.arange(nodes, device=slots.device)
-    write_slots[:batch] = torch.where(real[:, None], draft_slots, 0).to(write_slots.dtype)
+    before_draft_slots = books.first_draft_slot + row * books.slots_per_row - 1
+    root = torch.where((newest > 0) & (books.row_slot[row] == slots), newest - before_draft_slots, 0)
+    place = (root[:, None] + torch.arange(nodes, device=slots.device)) % (books.slots_per_row + 1)
+    placed = torch.where(place == 0, slots[:, None], before_draft_slots[:, None] + place)
+    write_slots[:batch] = torch.where(real[:, None], placed, 0).to(write_slots.dtype)
+    read_slots[:batch] = write_slots[:batch, 0]
 
 
 def commit_slots_reference(
     books: SlotBooks,
     rows: Rows,
     *,
+    write_slots: torch.Tensor,
     last_correct: torch.Tensor,
     steps_to_track: torch.Tensor | None,
     track_src: torch.Tensor,
 ) -> None:
     """Move the accepted rows' inputs to their last nodes. See draft_slots.commit_slots."""
     slots, batch = rows.slots, rows.batch
+
+    def slot_of(node: torch.Tensor) -> torch.Tensor:
+        at = node.clamp(0, write_slots.shape[1] - 1).to(torch.int64)
+        return write_slots[:batch].gather(1, at[:, None])[:, 0]
+
     accepts = (slots > 0) & (last_correct >= 0)
     slot, row = slots[accepts].to(torch.int64), rows.rows[accepts].to(torch.int64)
-    last = last_correct[accepts].clamp(max=books.nodes_per_row - 1)
-    newest = books.first_draft_slot + row * books.nodes_per_row + last
-    books.current_input[row] = newest.to(books.current_input.dtype)
+    newest = slot_of(last_correct)[accepts]
+    books.current_input[row] = torch.where(newest == slot, -1, newest).to(books.current_input.dtype)
     books.row_slot[row] = slot.to(books.row_slot.dtype)
     books.slot_row[slot] = row.to(books.slot_row.dtype)
     if steps_to_track is None:
         track_src[:batch] = 0
     else:
-        step = steps_to_track.clamp(max=books.nodes_per_row - 1)
-        tracked = books.first_draft_slot + rows.rows.to(torch.int64) * books.nodes_per_row + step
-        track_src[:batch] = torch.where((slots > 0) & (steps_to_track >= 0), tracked, 0).to(track_src.dtype)
+        tracked = (slots > 0) & (steps_to_track >= 0)
+        track_src[:batch] = torch.where(tracked, slot_of(steps_to_track), 0).to(track_src.dtype)
 
 
 def _drafted(slots: torch.Tensor, books: SlotBooks) -> tuple[torch.Tensor, torch.Tensor]:

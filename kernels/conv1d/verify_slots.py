@@ -6,7 +6,7 @@
 
 Bit for bit SGLang's causal_conv1d_update (Triton) in a verify and its intermediate_conv_window: rounding as in taps.py,
 bias first, then a chain's taps from the oldest to the newest and a tree's from the newest to the oldest. Unlike stock
-the slot that is read keeps its window, unless it is one of the slots to write.
+the slot that is read keeps its window, unless it is one of the slots to write (in slots mode it is the root's).
 
 Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
 strides. A program owns BLOCK_D channels of all nodes of a row, as a tile [nodes, channels] for y and as a tile

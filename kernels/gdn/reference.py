@@ -226,6 +226,5 @@ def gdn_verify_slots_reference(
     out[~live] = 0
     into = torch.where(live[:, None], nodes.write[:batch], 0).long()
     written = into > 0
-    is_kv = torch.full((int(written.sum()),), states.write == KV, device=q.device)
-    _store(states.data, into[written], after[written], is_kv)
+    _store(states.data, into[written], after[written], _is_kv(states, into[written]))
     return out.view(tokens, heads, dim_v).to(q.dtype)

@@ -1,15 +1,17 @@
 """GDN target verify in slots mode: the plain recurrence, every node's state written to that node's own slot.
 
     S_i = e^{g_i} S_parent(i);  S_i += beta_i (v_i - S_i k_i) k_i^T;  o_i = scale S_i q_i        (q, k normalised)
-A row starts from the state in its read slot, wherever its last verify left it; there is no copy and no scatter.
+A row starts from the state in its read slot, wherever its last verify left it; there is no copy and no scatter. That
+slot may be one of those written, in slots mode the root's: it is read into registers before anything is stored, and
+children of the root that read their parent's slot want the root's state.
 
 Outputs and states are bit for bit those of SGLang's fused_sigmoid_gating_recurrent.py in target verify, whose
 arithmetic this kernel follows operation by operation: a column of state per lane group in one warp, float32 throughout;
 along a chain the state stays in registers, in a tree a node continues from its parent's state as stored. Up to 0.5.21
 SGLang divides q and k by their norms, later it multiplies by the norm's reciprocal; on a GPU both are that product.
 
-Shapes: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py). One program does one (row,
-value head, tile of values), all nodes: nobody else reads or writes its part of any slot.
+Shapes: states [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); each is written as it lies.
+One program does one (row, value head, tile of values), all nodes: nobody else reads or writes its part of any slot.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ def _normalised(x):
     return x * (1.0 / tl.sqrt(tl.sum(x * x) + 1e-6))
 
 
-@triton.jit(do_not_specialize=["nodes", "write"])
+@triton.jit(do_not_specialize=["nodes"])
 def _slots_kernel(
     q, k, v, a, b, A_log, dt_bias, scale, states, axis_order, read_slots, write_slots, parents, out,
-    nodes, write, stride_q, stride_k, stride_v, stride_a, stride_b, stride_slot, stride_write, stride_parents,
+    nodes, stride_q, stride_k, stride_v, stride_a, stride_b, stride_slot, stride_write, stride_parents,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     TREE: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
@@ -60,10 +62,8 @@ def _slots_kernel(
     in_vk = offs_v[None, :] * K + offs_k[:, None]
     in_kv = offs_k[:, None] * V + offs_v[None, :]
     is_kv = False
-    write_kv = False
     if EITHER:
         is_kv = tl.load(axis_order + slot, mask=slot > 0, other=0) == IS_KV
-        write_kv = write == IS_KV
     # added to zeros, and what a branch leaves: as in SGLang's kernel, lest the compiler contract other products of the
     # sums than there (test_slots_arithmetic.py)
     state = tl.zeros([BK, BV], dtype=tl.float32)
@@ -84,8 +84,11 @@ def _slots_kernel(
             # a parent one node before is still in registers, as is what the root continues from
             if (node > 0) & (parent != node - 1):
                 tl.debug_barrier()
-                p_slot = states + tl.load(write_slots + parent).to(tl.int64) * stride_slot
-                state = load_state(p_slot + in_vk, p_slot + in_kv, mask_state, write_kv, EITHER)
+                above = tl.load(write_slots + parent).to(tl.int64)
+                p_slot = states + above * stride_slot
+                if EITHER:
+                    is_kv = tl.load(axis_order + above, mask=above > 0, other=0) == IS_KV
+                state = load_state(p_slot + in_vk, p_slot + in_kv, mask_state, is_kv, EITHER)
         query = tl.load(p_q, mask=mask_k, other=0).to(tl.float32)
         key = tl.load(p_k, mask=mask_k, other=0).to(tl.float32)
         value = tl.load(p_v, mask=mask_v, other=0).to(tl.float32)
@@ -106,7 +109,9 @@ def _slots_kernel(
         if slot > 0:
             written = state.to(states.dtype.element_ty)
             p_slot = states + slot * stride_slot
-            store_state(p_slot + in_vk, p_slot + in_kv, written, mask_state, write_kv, EITHER)
+            if EITHER:
+                is_kv = tl.load(axis_order + slot) == IS_KV
+            store_state(p_slot + in_vk, p_slot + in_kv, written, mask_state, is_kv, EITHER)
         p_q += stride_q
         p_k += stride_k
         p_v += stride_v
@@ -176,8 +181,7 @@ def gdn_verify_slots(
     A_log, dt_bias
             [HV] float: read.
     scale   multiplies normalised q.
-    states  [S, HV, V, K], each slot contiguous: read at the read slots, written at the write slots in states.write
-            (whose entries the caller sets).
+    states  [S, HV, V, K], each slot contiguous: read at the read slots, written at the write slots, each as it lies.
     nodes   read.
     config  how to cut it up; None: as the SGLang version does whose bits are wanted.
     sglang  that version.
@@ -208,7 +212,7 @@ def gdn_verify_slots(
     )
     _slots_kernel[launch_grid(batch * heads_v * triton.cdiv(dim_v, config.block_v))](
         q, k, v, a, b, A_log, dt_bias, scale, states.data, states.axis_order, nodes.read, write_slots, parents, out,
-        node_count, states.write,
+        node_count,
         q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0), states.data.stride(0),
         write_slots.stride(0), 0 if parents is None else parents.stride(0),
         **constants, num_warps=1, enable_fp_fusion=may_fuse(dim_k),

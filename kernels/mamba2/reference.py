@@ -30,13 +30,20 @@ def final_dt(dt: torch.Tensor, dt_bias: torch.Tensor | None, dt_softplus: bool, 
     return dt
 
 
+def lie_as_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
+    """bool [B]: which of slots [B] lie as [dstate, headdim]."""
+    if states.axis_order is None:
+        return torch.zeros_like(slots, dtype=torch.bool)
+    return states.axis_order[slots] == KV
+
+
 def load_states(states: States, slots: torch.Tensor) -> torch.Tensor:
     """One layer's states [B, nheads, headdim, dstate] of slots [B], however they lie."""
     found = states.data[slots]
     if states.axis_order is None:
         return found
     turned = found.reshape(*found.shape[:2], found.shape[3], found.shape[2]).transpose(2, 3).contiguous()
-    return torch.where((states.axis_order[slots] == KV)[:, None, None, None], turned, found)
+    return torch.where(lie_as_kv(states, slots)[:, None, None, None], turned, found)
 
 
 def store_states(states: States, slots: torch.Tensor, values: torch.Tensor, is_kv: torch.Tensor) -> None:
@@ -111,8 +118,7 @@ def mamba2_verify_reference(
     folding = torch.where(real, window.folding(slot), 0).to(torch.int64)
     folded = _replay(start, folding, positions, *inputs)
     folds = folding > 0
-    is_kv = torch.zeros_like(real) if states.axis_order is None else states.axis_order[slot] == KV
-    store_states(states, slot[folds], folded[folds], is_kv[folds])
+    store_states(states, slot[folds], folded[folds], lie_as_kv(states, slot[folds]))
     # what the next verify would read
     start = torch.where(folds[:, None, None, None], folded.to(states.data.dtype).to(compute_dtype), start)
     start = _replay(start, before - folding, entries_from(positions, folding), *inputs)
@@ -162,8 +168,7 @@ def mamba2_fold_reference(
     count = folds.counts[real].to(torch.int64)
     row = torch.where(count > 0, row, 0)  # a plain copy reads no window
     positions = window.order[row].to(torch.int64)
-    keeps = torch.zeros_like(source) if states.axis_order is None else states.axis_order[source]
-    is_kv = torch.where(source == target, keeps, states.write) == KV
+    is_kv = torch.where(source == target, lie_as_kv(states, source), states.write == KV)
     for index in range(states.data.shape[0]):
         layer, inputs = states.layer(index), window.layer(index)
         start = load_states(layer, source).to(compute_dtype)
@@ -225,12 +230,8 @@ def mamba2_verify_slots_reference(
         y = y + per_head("D", D, 1).to(compute_dtype)[:, None] * x_nodes
     y[~real] = 0
     written = real[:, None] & (write > 0)
-    store_states(
-        states,
-        write[written].to(torch.int64),
-        after[written],
-        torch.full((int(written.sum()),), states.write == KV, device=x.device),
-    )
+    into = write[written].to(torch.int64)
+    store_states(states, into, after[written], lie_as_kv(states, into))
     y = y.reshape(tokens, nheads, headdim)
     if out is None:
         return y if compute_dtype == torch.float64 else y.to(x.dtype)

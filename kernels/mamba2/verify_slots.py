@@ -2,7 +2,9 @@
 
     S_i = S_parent(i) exp(A dt_i) + (B_i dt_i) x_i^T,    y_i = S_i C_i + D x_i
 
-A row starts from the state in its read slot, wherever its last verify left it; there is no copy and no scatter.
+A row starts from the state in its read slot, wherever its last verify left it; there is no copy and no scatter. That
+slot may be one of those written, in slots mode the root's: it is read into registers before anything is stored, and
+children of the root that read their parent's slot want the root's state.
 
 Outputs and states are bit for bit those of SGLang's selective_state_update (mamba_ssm.py) in target verify, whose
 arithmetic this kernel follows operation by operation: along a chain the state stays in float32 registers, in a tree a
@@ -11,8 +13,8 @@ tile in registers, so tiles and warps are SGLang's too. It changed them for dsta
 16-bit states sum in another order there (fp32 states do not), see arguments.stock_tiling.
 
 Layouts: x, y [T, nheads, headdim], B, C [T, ngroups, dstate], token b*N+i is node i of batch row b; states
-[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots that lie as KV. A program does BLOCK_P rows of
-one head of one batch row, all nodes: nobody else reads or writes its part of any slot.
+[S, nheads, headdim, dstate], or [S, nheads, dstate, headdim] in slots that lie as KV; each is written as it lies. A
+program does BLOCK_P rows of one head of one batch row, all nodes: nobody else reads or writes its part of any slot.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ..common.tile import IS_KV, load_state, store_state
 from .arguments import SlotsTiling, check_groups, parameters, stock_tiling
 
 
-@triton.jit(do_not_specialize=["nodes", "write_order"])
+@triton.jit(do_not_specialize=["nodes"])
 def _mamba2_slots_kernel(
     x,
     dt,
@@ -44,7 +46,6 @@ def _mamba2_slots_kernel(
     write_slots,
     parents,
     nodes,
-    write_order,
     stride_x,
     stride_dt,
     stride_dt_head,
@@ -93,10 +94,8 @@ def _mamba2_slots_kernel(
     in_vk = states + dim[:, None] * stride_dim + column[None, :]
     in_kv = states + column[None, :] * HEADDIM + dim[:, None]
     is_kv = False
-    write_kv = False
     if EITHER:
         is_kv = tl.load(axis_order + slot) == IS_KV
-        write_kv = write_order == IS_KV  # not known to the compiler, or it would take the KV load for the last
     at = slot * stride_slot
     state = load_state(in_vk + at, in_kv + at, tile_inside, is_kv, EITHER)
 
@@ -114,7 +113,9 @@ def _mamba2_slots_kernel(
                 tl.debug_barrier()  # the tile may come back to other threads than stored it
                 above = tl.load(write_slots + parent).to(tl.int64)
                 at = above * stride_slot
-                state = load_state(in_vk + at, in_kv + at, tile_inside & (above > 0), write_kv, EITHER)
+                if EITHER:
+                    is_kv = tl.load(axis_order + above, mask=above > 0, other=0) == IS_KV
+                state = load_state(in_vk + at, in_kv + at, tile_inside & (above > 0), is_kv, EITHER)
         x_node = tl.load(x_head, mask=dim_inside, other=0.0).to(tl.float32)
         step = tl.load(dt_head).to(tl.float32)
         if dt_bias is not None:
@@ -128,7 +129,9 @@ def _mamba2_slots_kernel(
 
         slot = tl.load(write_slots + node).to(tl.int64)
         at = slot * stride_slot
-        store_state(in_vk + at, in_kv + at, state, tile_inside & (slot > 0), write_kv, EITHER)
+        if EITHER:
+            is_kv = tl.load(axis_order + slot, mask=slot > 0, other=0) == IS_KV
+        store_state(in_vk + at, in_kv + at, state, tile_inside & (slot > 0), is_kv, EITHER)
 
         out = tl.sum(state * C_node[None, :], axis=1)
         if D is not None:
@@ -165,7 +168,7 @@ def mamba2_verify_slots(
     A, D, dt_bias
                 [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
     dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
-    states      one layer's, [S, H, P, D]: read at nodes.read as they lie, written at nodes.write in states.write.
+    states      one layer's, [S, H, P, D]: read at nodes.read, written at nodes.write, each slot as it lies.
     nodes       of chains and of trees: these differ for a 16-bit state. A tree's nodes continue from a stored, rounded
                 state, a chain's from an exact one.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
@@ -197,7 +200,7 @@ def mamba2_verify_slots(
     tiling = tiling or stock_tiling(dstate, sglang)
     _mamba2_slots_kernel[launch_grid(batch * nheads * triton.cdiv(headdim, tiling.block_p))](
         x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, nodes.read, nodes.write, nodes.parents,
-        node_count, states.write,
+        node_count,
         x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), states.data.stride(2), nodes.write.stride(0),

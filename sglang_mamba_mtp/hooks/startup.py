@@ -264,9 +264,11 @@ def _serving_of_pools(configurator: Any) -> Serving | None:
 def size_mamba_pool(original: Callable[..., float], configurator: Any, total_rest_memory: float) -> float:
     """AROUND `KVCacheConfigurator._handle_max_mamba_cache`: the mode says what speculation costs beside the slots."""
     serving = _serving_of_pools(configurator)
-    if serving is None or serving.family is None or serving.mode.size_pool is None:
+    if serving is None or serving.family is None or serving.mode.holds is None:
         return original(configurator, total_rest_memory)
-    return serving.mode.size_pool(original, configurator, total_rest_memory, serving.family, serving.rewinds_to)
+    return sizing.size_with(
+        serving.mode.holds, original, configurator, total_rest_memory, serving.family, serving.rewinds_to
+    )
 
 
 def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:

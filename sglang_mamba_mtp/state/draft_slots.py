@@ -1,19 +1,30 @@
 """Slots mode's buffers: every draft node has a slot of its own, and a commit only says which of them holds the newest
 state.
 
-The pool has a region of draft slots behind its ordinary ones, M for each request row: the draft slot of node i of row r
-is ``first + r * M + i`` (M: the largest draft length). A verify reads the row's newest state wherever it lies and
-writes the convolution window and the recurrent state after every node into that node's draft slot. Nothing is copied in
-a step, and the request's own (*canonical*) slot falls behind until somebody else is about to read it.
+The pool has a region of draft slots behind its ordinary ones, N - 1 for each request row (N: the largest draft length).
+Together with the request's own (*canonical*) slot they are the N places of a verify: place 0 is the canonical slot,
+place j > 0 of row r is ``first + r * (N - 1) + j - 1``. A verify reads the newest state from its place p and writes the
+convolution window and the recurrent state after node i to place ``(p + i) mod N``. So the root writes over the state it
+was read from, and nodes never meet. Nothing is copied in a step, and the canonical slot holds some node's state until
+somebody else is about to read it.
 
-Bookkeeping, int32 on the pool's device (R request rows, S slots, draft slots included)::
+The state before a verify is gone once that has run. Nobody asks for it: a root is a token that the request has already
+(the last step's bonus token), every commit accepts it, and only this verify continues from the state before. Where a
+request turns out to have ended while its next verify runs, which takes overlap scheduling, the radix cache is given
+snapshots, which lie in slots of their own, and the request's own slot goes to its next owner on the forward stream,
+behind that verify and its commit. Without overlap nothing runs ahead. A row that accepted nothing would lose its state.
 
-    current_input[R]  the slot the row's next verify reads; -1 for the canonical one
+Bookkeeping, int32 on the pool's device (R request rows, S slots, without the draft slots)::
+
+    current_input[R]  the draft slot the row's next verify reads; -1 for the canonical slot
     row_slot[R]       the canonical slot of the request that row last committed for
     slot_row[S]       the row that last committed for the slot
 
 ``current_input`` counts only while ``row_slot`` names the slot asked about: a row that has passed to another request
 does not point that request, nor the former one's slot, to draft slots that are not theirs.
+
+Axis order: a verify writes every slot as it lies. Draft slots lie as we write; a canonical slot as SGLang's prefill, or
+the copy that settled it, has left it.
 
 Source: draft slots as in TokenSpeed #159, here for trees and for Mamba2 too.
 """
@@ -28,6 +39,11 @@ from mamba_mtp_kernels.common.operands import NodeSlots, SlotBooks, States
 from ..families.base import VerifyOp
 from .axis_order import AxisOrders
 from .store import DraftStore, VerifyBatch
+
+
+def draft_slots(nodes: int) -> int:
+    """Draft slots of a request row for drafts of up to ``nodes`` nodes: the root's is the one it is read from."""
+    return max(0, nodes - 1)
 
 
 class DraftSlots(DraftStore):
@@ -46,19 +62,21 @@ class DraftSlots(DraftStore):
         max_batch: int,
     ) -> None:
         """``verify`` is the family's kernel; ``states`` [L, S, ...] and ``conv_states`` [L, S, dim, K-1] are the
-        pool's, the draft slots from slot ``first`` on; ``rows`` request rows of ``nodes`` draft slots each."""
+        pool's, the draft slots from slot ``first`` on: those of ``rows`` request rows, for up to ``nodes`` draft nodes
+        each."""
         super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=nodes, max_batch=max_batch)
-        if states.shape[1] != first + rows * nodes:
+        per_row = draft_slots(nodes)
+        if states.shape[1] != first + rows * per_row:
             raise ValueError(
-                f"a pool of {states.shape[1]} slots has no room for {rows} x {nodes} draft slots from slot {first} on"
+                f"a pool of {states.shape[1]} slots has no room for {rows} x {per_row} draft slots from slot {first} on"
             )
         device = states.device
-        self.first, self._rows = first, rows
+        self.first = first
         self._axis_orders = axis_orders
         self.current_input = torch.empty(rows, dtype=torch.int32, device=device)
         self.row_slot = torch.empty(rows, dtype=torch.int32, device=device)
         self.slot_row = torch.empty(first, dtype=torch.int32, device=device)
-        self._books = SlotBooks(self.current_input, self.row_slot, self.slot_row, first, nodes)
+        self._books = SlotBooks(self.current_input, self.row_slot, self.slot_row, first, per_row)
         self._layers = [States(layer, axis_orders.in_play, axis_orders.write) for layer in states]
         self._read_slots = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._write_slots = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
@@ -70,8 +88,8 @@ class DraftSlots(DraftStore):
         self.current_input.fill_(-1)
         for buffer in (self.row_slot, self.slot_row, self._read_slots, self._write_slots, self._track_source):
             buffer.zero_()
-        slots = torch.arange(self.first, self.states.shape[1], device=self.states.device)
-        self._axis_orders.mark(slots, self._axis_orders.write)
+        drafts = torch.arange(self.first, self.states.shape[1], device=self.states.device)
+        self._axis_orders.mark(drafts, self._axis_orders.write)
 
     @property
     def bookkeeping(self) -> tuple[torch.Tensor, ...]:
@@ -79,9 +97,9 @@ class DraftSlots(DraftStore):
 
     @property
     def nbytes(self) -> int:
-        per_slot = sum(states[:, :1].nbytes for states in (self.states, self.conv_states))
+        drafts = sum(states[:, self.first :].nbytes for states in (self.states, self.conv_states))
         buffers = (self._read_slots, self._write_slots, self._track_source)
-        return self._shared_bytes() + sum(t.nbytes for t in buffers) + per_slot * self._rows * self.nodes
+        return self._shared_bytes() + sum(t.nbytes for t in buffers) + drafts
 
     def convolve(
         self,
@@ -137,6 +155,7 @@ class DraftSlots(DraftStore):
         self._common.commit_slots(
             self._books,
             self.rows(batch),
+            write_slots=self._per_node(self._write_slots, batch),
             last_correct=last_correct,
             steps_to_track=steps_to_track,
             track_src=sources,

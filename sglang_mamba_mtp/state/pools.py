@@ -25,7 +25,7 @@ from ..compat import batches
 from ..errors import MtpError
 from ..families.table import FAMILIES
 from .axis_order import VK, axis_orders_for
-from .draft_slots import DraftSlots
+from .draft_slots import DraftSlots, draft_slots
 from .slot_queue import SlotQueue
 from .store import DraftStore, padding_slots
 from .window import Window, WindowShape
@@ -279,7 +279,7 @@ class RewindPool(ReplayPool):
 
 
 class DraftSlotPool(MtpMambaPool):
-    """Slots mode's pool: a draft slot for every draft node of every request row, behind the ordinary slots.
+    """Slots mode's pool: draft slots for the draft nodes of every request row, behind the ordinary slots.
 
     Attributes
         first_draft_slot: where they begin. SGLang allocates the slots before only.
@@ -289,7 +289,7 @@ class DraftSlotPool(MtpMambaPool):
         self, *, size: int, speculative_num_draft_tokens: int | None = None, spec_state_size: int, **kwargs: Any
     ) -> None:
         super().__init__(
-            size=size + (spec_state_size + 1) * (speculative_num_draft_tokens or 0),
+            size=size + (spec_state_size + 1) * draft_slots(speculative_num_draft_tokens or 0),
             speculative_num_draft_tokens=speculative_num_draft_tokens,
             spec_state_size=spec_state_size,
             **kwargs,

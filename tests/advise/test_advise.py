@@ -132,8 +132,9 @@ def test_what_the_ways_cost(advice):
     speculating = [rows[way] for way in ("replay", "slots", "SGLang's verify")]
     assert min(speculating, key=lambda row: row["request_bytes"]) is rows["replay"]
     assert max(speculating, key=lambda row: row["requests"]) is rows["replay"]
-    assert rows["slots"]["request_bytes"] == rows["no speculation"]["request_bytes"] + NODES * told["slot_bytes"]
+    assert rows["slots"]["request_bytes"] == rows["no speculation"]["request_bytes"] + (NODES - 1) * told["slot_bytes"]
     assert rows["no speculation"]["break_even"] is None
+    assert rows["slots"]["slots"] > rows["SGLang's verify"]["slots"]
     assert rows["replay"]["break_even"] < rows["slots"]["break_even"] < rows["SGLang's verify"]["break_even"]
     launch = told["launch"].split()
     assert launch[launch.index("--max-running-requests") + 1] == str(rows["replay"]["requests"])

@@ -29,7 +29,7 @@ from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference  # 
 from sglang_mamba_mtp.families.table import FAMILIES  # noqa: E402
 from sglang_mamba_mtp.names import GDN, MAMBA2  # noqa: E402
 from sglang_mamba_mtp.state.axis_order import VK, axis_orders_for  # noqa: E402
-from sglang_mamba_mtp.state.draft_slots import DraftSlots  # noqa: E402
+from sglang_mamba_mtp.state.draft_slots import DraftSlots, draft_slots  # noqa: E402
 from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch  # noqa: E402
 from sglang_mamba_mtp.state.window import Window, WindowShape, threshold_for  # noqa: E402
 
@@ -378,7 +378,7 @@ class Ours:
         self.phases = len(window_cycle(len(drafts.accepted), threshold, stays, drafts.nodes))
         layer, rows = drafts.layer, drafts.sets * drafts.batch
         self.drafts, self.layer = drafts, layer
-        slots = drafts.first_draft_slot + (rows * drafts.nodes if mode == "slots" else 0)
+        slots = drafts.first_draft_slot + (rows * draft_slots(drafts.nodes) if mode == "slots" else 0)
         self.states, self.conv_states = open_pools(layer, layers, slots, hollow)
         self.axis_orders = axis_orders_for(self.states, state_layout)
         family = FAMILIES[layer.family]

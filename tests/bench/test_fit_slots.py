@@ -47,8 +47,8 @@ def test_engines_of_tiny_models(family, tmp_path):
     options = {"family": family, "model": str(tmp_path), "nodes": 4, "device": "cpu"}
     options |= {"memory_gib": 0.02, "max_running_requests": 4, "port": 20000}
     off, slots, replay = (fit_slots.measure({**options, "mode": mode}) for mode in ("off", "slots", "replay"))
-    assert 0 < off["state_slots"] <= slots["state_slots"] < replay["state_slots"]
+    assert 0 < off["state_slots"] < slots["state_slots"] < replay["state_slots"]
     assert replay["speculative_bytes_per_request"] < off["speculative_bytes_per_request"]
-    per_request = 4 * off["slot_bytes"]
+    per_request = 3 * off["slot_bytes"]  # the root's state goes where it was read from
     assert per_request <= slots["speculative_bytes_per_request"] < 1.1 * per_request
     fit_slots.print_table([off, slots, replay])

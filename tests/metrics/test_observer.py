@@ -38,6 +38,9 @@ def verify_and_commit(store, slots: list[int], rows: list[int], accepted: list[i
 
     batch = VerifyBatch(torch.tensor(slots), torch.tensor(rows), torch.tensor(rows), NODES, True)
     store.prepare(batch, None, None)
+    dim, entries = store.conv_states.shape[2:]
+    x, weight = torch.zeros(batch.size * NODES, dim), torch.zeros(dim, entries + 1)
+    store.convolve(0, x, batch, weight=weight, bias=None, activation=None)
     store.commit(batch, last_correct=torch.tensor(accepted) - 1, track_slots=None, steps_to_track=None)
 
 

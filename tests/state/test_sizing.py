@@ -1,4 +1,4 @@
-"""What replay tells SGLang's sizing, with SGLang's own `_handle_max_mamba_cache` of the installed version."""
+"""What replay and slots tell SGLang's sizing, with SGLang's own `_handle_max_mamba_cache` of the installed version."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from sglang_mamba_mtp.compat import startup
 from sglang_mamba_mtp.families.table import FAMILIES
 from sglang_mamba_mtp.state import sizing as accounting
+from sglang_mamba_mtp.state.sizing import DRAFT_SLOTS, WINDOWS, Holding
 from sglang_mamba_mtp.state.window import WindowShape
 
 GIB = 1 << 30
@@ -22,11 +23,21 @@ PARAMS = SimpleNamespace(layers=list(range(LAYERS)), mamba_cache_per_req=STATE, 
 
 pytestmark = pytest.mark.usefixtures("sglang")
 
+BOTH = pytest.mark.parametrize("holding", [WINDOWS, DRAFT_SLOTS], ids=lambda holding: holding.what)
+
 
 class Sizing:
     """A configurator as far as the sizing looks at one, and the settings it reads."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, requests: int, slots: int | None = None, radix: bool = True):
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        requests: int,
+        slots: int | None = None,
+        radix: bool = True,
+        nodes: int = NODES,
+    ):
         from sglang.srt.mem_cache import kv_cache_configurator
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -38,7 +49,7 @@ class Sizing:
         settings = {
             "get_schedule": self.schedule,
             "get_memory": SimpleNamespace(disable_radix_cache=not radix),
-            "get_spec": SimpleNamespace(speculative_num_draft_tokens=NODES),
+            "get_spec": SimpleNamespace(speculative_num_draft_tokens=nodes),
             "get_exec": SimpleNamespace(mamba=replay),
             "get_context": SimpleNamespace(override=lambda source, **fields: vars(self.schedule).update(fields)),
             "_pd_prefill_skips_mamba_spec_state": False,
@@ -47,7 +58,7 @@ class Sizing:
         for name, value in settings.items():
             monkeypatch.setattr(kv_cache_configurator, name, lambda *ignored, value=value: value, raising=False)
         monkeypatch.setattr(startup, "cache_params", lambda model_config: PARAMS)
-        monkeypatch.setattr(startup, "largest_draft", lambda server_args: NODES)
+        monkeypatch.setattr(startup, "largest_draft", lambda server_args: nodes)
         self.configurator = SimpleNamespace(
             mambaish_config=SimpleNamespace(mamba2_cache_params=PARAMS),
             ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
@@ -70,80 +81,98 @@ class Sizing:
         slots, self.schedule.max_mamba_cache_size = self.schedule.max_mamba_cache_size, given
         return slots, rest
 
-    def replay(self, memory: float) -> tuple[int, float]:
-        rest = accounting.size_with_windows(self.original, self.configurator, memory, "gdn", False)
+    def ours(self, holding: Holding, memory: float) -> tuple[int, float]:
+        rest = accounting.size_with(holding, self.original, self.configurator, memory, "gdn", 0)
         assert not self.configurator.spec_algorithm.is_none()
         return self.schedule.max_mamba_cache_size, rest
 
 
-def window_bytes() -> int:
+def row_bytes(holding: Holding) -> int:
+    if holding is DRAFT_SLOTS:
+        return (NODES - 1) * STATE
     return WindowShape.of(
         FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, window=THRESHOLD, dtype=torch.bfloat16, rewinds_to=0
     ).bytes_per_row()
 
 
-def allocated(slots: int, requests: int, ratio: int = RATIO) -> int:
-    """Bytes of slots and windows; SGLang caps the requests by the slots and both pools have one for padding."""
-    return (slots + 1) * STATE + (min(requests, slots // ratio) + 1) * window_bytes()
+def allocated(holding: Holding, slots: int, requests: int, ratio: int = RATIO) -> int:
+    """Bytes of slots and request rows; SGLang caps the requests by the slots and both pools have one for padding."""
+    return (slots + 1) * STATE + (min(requests, slots // ratio) + 1) * row_bytes(holding)
 
 
+@BOTH
 @pytest.mark.parametrize("requests", [1, 4, 33, 64, 256, 1024, 4096])
-def test_slots_fill_the_pools_share(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_fill_the_pools_share(holding: Holding, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a slot more fits, what is charged is what will be allocated, and it is never less than stock gets."""
     sizing = Sizing(monkeypatch, requests=requests)
     stock_slots, _ = sizing.stock(16.0)
-    slots, rest = sizing.replay(16.0)
+    slots, rest = sizing.ours(holding, 16.0)
     budget = 16 * GIB * 0.9 / 1.9
-    assert allocated(slots, requests) <= budget < allocated(slots + 1, requests)
-    assert rest == pytest.approx(16.0 - allocated(slots, requests) / GIB, abs=1e-6)
-    assert slots > 2 * stock_slots
+    assert allocated(holding, slots, requests) <= budget < allocated(holding, slots + 1, requests)
+    assert rest == pytest.approx(16.0 - allocated(holding, slots, requests) / GIB, abs=1e-6)
+    assert slots > (stock_slots if holding is DRAFT_SLOTS else 2 * stock_slots)
 
 
-def test_more_requests_than_slots_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A window is charged for a request that can run, not for one that was asked for."""
-    assert Sizing(monkeypatch, requests=256).replay(16.0) == Sizing(monkeypatch, requests=4096).replay(16.0)
+@BOTH
+def test_more_requests_than_slots_cost_nothing(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is charged for a request that can run, not for one that was asked for."""
+    few, many = (Sizing(monkeypatch, requests=requests).ours(holding, 16.0) for requests in (256, 4096))
+    assert few == many
 
 
+@BOTH
 @pytest.mark.parametrize("memory", [0.5, 1.0, 3.1, 7.7, 80.0])
 @pytest.mark.parametrize("requests", [2, 48, 500])
-def test_any_memory(memory: float, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_memory(holding: Holding, memory: float, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizing = Sizing(monkeypatch, requests=requests)
     budget = memory * GIB * 0.9 / 1.9
-    if budget < allocated(RATIO, requests):
-        with pytest.raises(RuntimeError, match="--mem-fraction-static"):
-            sizing.replay(memory)
+    if budget < allocated(holding, RATIO, requests):
+        with pytest.raises(RuntimeError, match=f"GiB of {holding.what} are needed for one"):
+            sizing.ours(holding, memory)
         return
-    slots, _ = sizing.replay(memory)
-    assert allocated(slots, requests) <= budget < allocated(slots + 1, requests)
+    slots, _ = sizing.ours(holding, memory)
+    assert allocated(holding, slots, requests) <= budget < allocated(holding, slots + 1, requests)
 
 
+def test_drafts_of_one_node_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their root's state goes where it was read from, and there is no other."""
+    slots, _ = Sizing(monkeypatch, requests=64, nodes=1).ours(DRAFT_SLOTS, 16.0)
+    budget = 16 * GIB * 0.9 / 1.9
+    assert (slots + 1) * STATE <= budget < (slots + 2) * STATE
+
+
+@BOTH
 @pytest.mark.parametrize("requests", [4, 64])
-def test_fixed_slots_leave_more_to_the_kv_cache(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_slots_leave_more_to_the_kv_cache(
+    holding: Holding, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizing = Sizing(monkeypatch, requests=requests, slots=30)
     _, stock_rest = sizing.stock(16.0)
-    slots, rest = sizing.replay(16.0)
-    assert slots == 30 and rest == pytest.approx(16.0 - allocated(30, requests) / GIB, abs=1e-6)
+    slots, rest = sizing.ours(holding, 16.0)
+    assert slots == 30 and rest == pytest.approx(16.0 - allocated(holding, 30, requests) / GIB, abs=1e-6)
     assert rest > stock_rest
 
 
-def test_without_radix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_without_radix_cache(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot a request, as SGLang has it then."""
     sizing = Sizing(monkeypatch, requests=12, radix=False)
     stock_slots, stock_rest = sizing.stock(16.0)
-    slots, rest = sizing.replay(16.0)
+    slots, rest = sizing.ours(holding, 16.0)
     assert slots == stock_slots == 12 and rest > stock_rest
-    assert rest == pytest.approx(16.0 - allocated(12, 12, ratio=1) / GIB, abs=1e-6)
+    assert rest == pytest.approx(16.0 - allocated(holding, 12, 12, ratio=1) / GIB, abs=1e-6)
 
 
-def test_log_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Windows that will be allocated, states that SGLang would have allocated, the slots gained."""
+@BOTH
+def test_log_line(holding: Holding, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What will be allocated, states that SGLang would have allocated, the slots gained."""
     sizing = Sizing(monkeypatch, requests=1024)
     stock_slots, stock_rest = sizing.stock(16.0)
     with caplog.at_level("DEBUG", logger="sglang_mamba_mtp.state.sizing"):
-        slots, _ = sizing.replay(16.0)
-    windows = (slots // RATIO + 1) * window_bytes()
+        slots, _ = sizing.ours(holding, 16.0)
+    held = (slots // RATIO + 1) * row_bytes(holding)
     states = (16.0 - stock_rest) * GIB - (stock_slots + 1) * STATE
-    assert f"windows {windows / GIB:.3f} GiB in place of {states / GIB:.3f} GiB" in caplog.text
+    assert f"{holding.what} {held / GIB:.3f} GiB in place of {states / GIB:.3f} GiB" in caplog.text
     assert f"state slots {slots}, {slots - stock_slots:+d} against" in caplog.text
     assert (
         accounting.last.slots - accounting.last.stock_slots == slots - stock_slots

@@ -82,6 +82,24 @@ def _trees_as_chains(prepare):
     return sabotaged
 
 
+def _one_place_short(place):
+    def sabotaged(self: DraftSlots, batch: VerifyBatch) -> None:
+        place(self, batch)
+        written = self._per_node(self._write_slots, batch)
+        last = self.first + (batch.rows + 1) * (self.nodes - 1) - 1
+        written.copy_(torch.where(written == last[:, None], batch.slots[:, None], written))
+
+    return sabotaged
+
+
+def _after_it_was_written(launch):
+    def sabotaged(self: DraftSlots, *args, **kwargs) -> torch.Tensor:
+        launch(self, *args, **kwargs)
+        return launch(self, *args, **kwargs)
+
+    return sabotaged
+
+
 SABOTAGES = {
     "SGLang reads slots as replay left them": (ReplayLives, TargetVerify, "_claim_slots", _nothing),
     "SGLang reads slots as slots left them": (SlotsLives, TargetVerify, "_claim_slots", _nothing),
@@ -91,6 +109,9 @@ SABOTAGES = {
     "overwritten slots keep their draft slot": (SlotsLives, MtpMambaPool, "overwritten_by_sglang", _nothing),
     "replay commits the wrong node": (ReplayLives, Window, "commit", _commit_one_node_less),
     "slots commits the wrong node": (SlotsLives, DraftSlots, "commit", _commit_one_node_less),
+    "two nodes share the root's slot": (SlotsLives, DraftSlots, "_place", _one_place_short),
+    "a state is read after its root has written it": (SlotsLives, DraftSlots, "score", _after_it_was_written),
+    "a window is read after its root has written it": (SlotsLives, DraftSlots, "convolve", _after_it_was_written),
     "pending tokens lost when the window is full": (ReplayLives, Window, "prepare", _never_fold),
     "replay ignores tree links": (ReplayLives, DraftStore, "prepare", _trees_as_chains),
     "slots ignores tree links": (SlotsLives, DraftStore, "prepare", _trees_as_chains),

@@ -33,8 +33,8 @@ KV = 1
 FAMILY, LAYOUT = st.sampled_from(sorted(MODELS)), st.sampled_from(["vk", "kv"])
 
 
-def _build(pool_class: type, layout: str):
-    """A pool of `SLOTS` slots on the CPU that writes states in ``layout``."""
+def _build(pool_class: type, layout: str, nodes: int = NODES):
+    """A pool of `SLOTS` slots on the CPU that writes states in ``layout``, for drafts of up to ``nodes`` nodes."""
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 
     shape = Mamba2StateShape.create(
@@ -57,7 +57,7 @@ def _build(pool_class: type, layout: str):
             cache_params=params,
             mamba_layer_ids=layers,
             device="cpu",
-            speculative_num_draft_tokens=NODES,
+            speculative_num_draft_tokens=nodes,
         )
     return pool
 
@@ -75,9 +75,9 @@ def _layers(model: Model) -> torch.nn.Module:
     return mixers
 
 
-def _opened(pool_class: type, model: Model, layout: str, page: int = 1):
+def _opened(pool_class: type, model: Model, layout: str, page: int = 1, nodes: int = NODES):
     """A pool with its store open, as a backend opens it."""
-    pool = _build(pool_class, layout)
+    pool = _build(pool_class, layout, nodes)
     runner = SimpleNamespace(model=_layers(model), dtype=torch.float32, page_size=page)
     pool.open_store(model.family, runner, max_batch=ROWS + PADDING)
     return pool
@@ -99,11 +99,11 @@ def rewind_pool(model: Model, threshold: int, layout: str, page: int):
         return _opened(RewindPool, model, layout, page)
 
 
-def slots_pool(model: Model, layout: str):
-    """A pool as slots mode builds it, with its draft slots."""
+def slots_pool(model: Model, layout: str, nodes: int = NODES):
+    """A pool as slots mode builds it, with its draft slots for up to ``nodes`` nodes."""
     from sglang_mamba_mtp.state.pools import DraftSlotPool
 
-    return _opened(DraftSlotPool, model, layout)
+    return _opened(DraftSlotPool, model, layout, nodes=nodes)
 
 
 class _Forwards:
@@ -240,7 +240,7 @@ class Lives(RuleBasedStateMachine):
     def verify_and_commit(self, nodes: int, chain: bool, tracked: bool, padded: bool) -> None:
         order = torch.randperm(len(self.running), generator=self.rng).tolist()
         batch = [self.running[i] for i in order[: 1 + self.pick(len(order))]]
-        self.verify(batch, nodes, chain=chain, tracked=tracked and self.tracks, padded=padded)
+        self.verify(batch, min(nodes, self.store.nodes), chain=chain, tracked=tracked and self.tracks, padded=padded)
 
     def verify(self, batch: list[Request], nodes: int, *, chain: bool, tracked: bool, padded: bool) -> None:
         """One verify of ``batch`` and its commit."""
@@ -489,9 +489,11 @@ class RewindLives(ReplayLives):
 class SlotsLives(Lives):
     """Slots mode."""
 
-    @initialize(family=FAMILY, seed=st.integers(0, 2**20), layout=LAYOUT)
-    def start(self, family: str, seed: int, layout: str) -> None:
-        self.live(slots_pool(self.draw_model(family, seed), layout))
+    @initialize(
+        family=FAMILY, seed=st.integers(0, 2**20), layout=LAYOUT, most=st.sampled_from([1, 2, NODES, NODES, NODES])
+    )
+    def start(self, family: str, seed: int, layout: str, most: int) -> None:
+        self.live(slots_pool(self.draw_model(family, seed), layout, most))
 
     @invariant()
     def bookkeeping_is_sound(self) -> None:
@@ -499,7 +501,8 @@ class SlotsLives(Lives):
             return
         store = self.store
         for row, draft in enumerate(store.current_input.tolist()):
-            own = range(store.first + row * NODES, store.first + (row + 1) * NODES)
+            per_row = store.nodes - 1
+            own = range(store.first + row * per_row, store.first + (row + 1) * per_row)
             assert draft == -1 or draft in own, f"row {row} reads slot {draft}, which is not its own"
         for slot in self.cached:
             row = int(store.slot_row[slot])

@@ -20,19 +20,23 @@ def op(module, name):
 
 @dataclass
 class Books:
-    """The three arrays, S canonical slots, R request rows of M draft slots each."""
+    """The three arrays, S canonical slots, R request rows of M draft slots each; and, of every running request, where
+    its verify's nodes wrote."""
 
     current_input: list[int]
     row_slot: list[int]
     slot_row: list[int]
-    nodes_per_row: int
+    slots_per_row: int
 
     @property
     def first_draft_slot(self) -> int:
         return len(self.slot_row) + 3
 
-    def draft_slot(self, row: int, node: int) -> int:
-        return self.first_draft_slot + row * self.nodes_per_row + node
+    def draft_slot(self, row: int, index: int) -> int:
+        return self.first_draft_slot + row * self.slots_per_row + index
+
+    def places(self, slot: int, row: int) -> list[int]:
+        return [slot, *(self.draft_slot(row, index) for index in range(self.slots_per_row))]
 
     def read(self, slot: int, row: int) -> int:
         return self.current_input[row] if self.current_input[row] > 0 and self.row_slot[row] == slot else slot
@@ -43,14 +47,23 @@ class Books:
         return row if row >= 0 and self.row_slot[row] == slot and self.current_input[row] > 0 else None
 
     def place(self, slot: int, row: int, nodes: int) -> tuple[int, list[int]]:
+        """Where the row's verify reads, and where its nodes write: in turn, from the place that is read on."""
         if slot <= 0:
             return 0, [0] * nodes
-        return self.read(slot, row), [self.draft_slot(row, node) for node in range(nodes)]
+        ring, read = self.places(slot, row), self.read(slot, row)
+        while ring[0] != read:
+            ring.append(ring.pop(0))
+        return read, ring[:nodes]
 
-    def commit(self, slot: int, row: int, last: int) -> None:
+    def commit(self, slot: int, row: int, written: list[int], last: int) -> None:
         if slot > 0 and last >= 0:
-            self.current_input[row], self.row_slot[row] = self.draft_slot(row, last), slot
+            newest = written[min(last, len(written) - 1)]
+            self.current_input[row], self.row_slot[row] = -1 if newest == slot else newest, slot
             self.slot_row[slot] = row
+
+    def step(self, slot: int, row: int, last: int, nodes: int = 4) -> None:
+        """A verify of that many nodes and its commit."""
+        self.commit(slot, row, self.place(slot, row, nodes)[1], last)
 
     def newest(self, slot: int) -> int:
         if slot <= 0:
@@ -73,7 +86,7 @@ class Device:
             name: torch.tensor(getattr(books, name), dtype=torch.int32, device=device)
             for name in ("current_input", "row_slot", "slot_row")
         }
-        self.region = {"first_draft_slot": books.first_draft_slot, "nodes_per_row": books.nodes_per_row}
+        self.region = {"first_draft_slot": books.first_draft_slot, "slots_per_row": books.slots_per_row}
 
     @property
     def books(self) -> SlotBooks:
@@ -94,11 +107,12 @@ class Device:
         assert read[-1] == POISON and (write[-1] == POISON).all(), "written beyond the batch"
         return read[:-1].tolist(), write[:-1].tolist()
 
-    def commit(self, batch_slots, batch_rows, last, steps):
+    def commit(self, batch_slots, batch_rows, written, last, steps):
         track_src = self._poison(len(batch_slots) + 1)
         op(self.module, "commit_slots")(
             self.books,
             self._rows(batch_slots, batch_rows),
+            write_slots=torch.tensor([*written, [POISON] * len(written[0])], dtype=torch.int32, device=self.device),
             last_correct=self._index(last),
             steps_to_track=None if steps is None else self._index(steps),
             track_src=track_src,
@@ -121,14 +135,15 @@ class Device:
 
 
 def example() -> Books:
-    """Row 0 serves slot 3 from node 2, row 1 went on to slot 5 (it had slot 4), row 2 has committed nothing for slot 6
-    since it was forgotten, row 3 holds garbage from before slot 7 was recycled into row 4. Slot 0 is nobody's: its
-    entry must not be followed."""
-    books = Books([-1] * 6, [-1] * 6, [-1] * 9, nodes_per_row=4)
-    for slot, row, last in ((3, 0, 2), (4, 1, 1), (5, 1, 0), (6, 2, 3), (7, 3, 2)):
-        books.commit(slot, row, last)
+    """Drafts of up to four nodes. Row 0 serves slot 3 from its last draft slot, after steps to nodes 1 and 2;
+    row 1 went on to slot 5, from node 1 (it had slot 4); row 2 has committed nothing for slot 6 since it was forgotten,
+    row 3 holds garbage from before slot 7 was recycled into row 4, for which that slot itself is the newest: a root was
+    all that was accepted. Slot 0 is nobody's: its entry must not be followed."""
+    books = Books([-1] * 6, [-1] * 6, [-1] * 9, slots_per_row=3)
+    for slot, row, last in ((3, 0, 1), (3, 0, 2), (4, 1, 1), (5, 1, 1), (6, 2, 3), (7, 3, 2)):
+        books.step(slot, row, last)
     books.forget(6)
-    books.commit(7, 4, 1)
+    books.step(7, 4, 0)
     books.slot_row[0], books.row_slot[5], books.current_input[5] = 5, 0, 99
     return books
 
@@ -145,9 +160,23 @@ def test_place_nodes(module, dtype, nodes, device):
     expected = [books.place(slot, row, nodes) for slot, row in batch]
     assert read == [first for first, _ in expected]
     assert write == [second for _, second in expected]
+    assert read == [slots[0] for slots in write], "a root writes over what it was read from"
     drafts = books.first_draft_slot
-    assert read == [drafts + 2, 0, drafts + 4, 0, 6, drafts + 17, 4, 8], "the model itself"
+    assert read == [drafts + 2, 0, drafts + 3, 0, 6, 7, 4, 8], "the model itself"
+    assert write[0] == [drafts + 2, 3, drafts, drafts + 1][:nodes]
+    assert write[5] == [7, drafts + 12, drafts + 13, drafts + 14][:nodes]
     on_device.assert_holds(books)
+
+
+@pytest.mark.parametrize("module", OPS)
+def test_one_node_needs_no_draft_slot(module, device):
+    books = Books([-1] * 2, [-1] * 2, [-1] * 5, slots_per_row=0)
+    on_device = Device(module, device, books)
+    assert on_device.place([3, -1], [1, 0], 1) == ([3, 0], [[3], [0]])
+    assert on_device.commit([3, -1], [1, 0], [[3], [0]], [0, 0], [0, 0]) == [3, 0]
+    books.step(3, 1, 0, nodes=1)
+    on_device.assert_holds(books)
+    assert on_device.newest([3]) == [3]
 
 
 @pytest.mark.parametrize("module", OPS)
@@ -155,14 +184,27 @@ def test_place_nodes(module, dtype, nodes, device):
 @pytest.mark.parametrize("tracking", [True, False])
 def test_commit_slots(module, dtype, tracking, device):
     books = example()
-    batch = [(3, 0, 1, 0), (0, 10**6, 2, 2), (6, 2, -1, -1), (-1, -(10**6), 3, 1), (8, 1, 3, 3), (4, 5, 0, -1)]
+    batch = [
+        (3, 0, 1, 0),  # on to its own slot, whose snapshot is that of the root
+        (0, 10**6, 2, 2),
+        (6, 2, -1, -1),
+        (-1, -(10**6), 3, 1),
+        (8, 1, 3, 3),
+        (4, 5, 0, -1),
+        (5, 3, 2, 0),
+    ]
     batch_slots, rows, last, steps = (list(column) for column in zip(*batch, strict=True))
+    written = [books.place(slot, row, 4)[1] for slot, row, _, _ in batch]
     on_device = Device(module, device, books, dtype)
-    track_src = on_device.commit(batch_slots, rows, last, steps if tracking else None)
-    for slot, row, node, _ in batch:
-        books.commit(slot, row, node)
+    track_src = on_device.commit(batch_slots, rows, written, last, steps if tracking else None)
+    for (slot, row, node, _), slots in zip(batch, written, strict=True):
+        books.commit(slot, row, slots, node)
     on_device.assert_holds(books)
-    tracked = [books.draft_slot(row, step) if slot > 0 and step >= 0 else 0 for slot, row, _, step in batch]
+    assert books.current_input[0] == -1, "the model itself"
+    tracked = [
+        slots[step] if slot > 0 and step >= 0 else 0
+        for slot, step, slots in zip(batch_slots, steps, written, strict=True)
+    ]
     assert track_src == (tracked if tracking else [0] * len(batch))
 
 
@@ -174,11 +216,12 @@ def test_no_node_leads_to_another_rows_draft_slots(module, node, device):
     books = example()
     last_row = len(books.current_input) - 1
     on_device = Device(module, device, books)
-    track_src = on_device.commit([3, 4], [0, last_row], [node] * 2, [node] * 2)
-    for slot, row in ((3, 0), (4, last_row)):
-        books.commit(slot, row, books.nodes_per_row - 1)
+    written = [books.place(slot, row, 4)[1] for slot, row in ((3, 0), (4, last_row))]
+    track_src = on_device.commit([3, 4], [0, last_row], written, [node] * 2, [node] * 2)
+    for slot, row, slots in ((3, 0, written[0]), (4, last_row, written[1])):
+        books.commit(slot, row, slots, 3)
     on_device.assert_holds(books)
-    assert track_src == [books.draft_slot(row, books.nodes_per_row - 1) for row in (0, last_row)]
+    assert track_src == [slots[3] for slots in written]
 
 
 @pytest.mark.parametrize("module", OPS)
@@ -190,7 +233,7 @@ def test_newest_and_forget(module, dtype, device):
     newest = on_device.newest(asked)
     assert newest == [books.newest(slot) for slot in asked]
     drafts = books.first_draft_slot
-    assert newest == [drafts + 2, 0, 4, drafts + 4, 0, 6, drafts + 17, 8], "the model itself"
+    assert newest == [drafts + 2, 0, 4, drafts + 3, 0, 6, 7, 8], "the model itself"
     on_device.assert_holds(books)
 
     asked = [3, 0, 4, -1, 6, 7, 8]
@@ -199,32 +242,34 @@ def test_newest_and_forget(module, dtype, device):
         books.forget(slot)
     on_device.assert_holds(books)
     # row 1 serves slot 5 by now: asking for its old slot 4 has left it alone
-    assert books.current_input[1] == drafts + 4
-    assert on_device.newest([3, 4, 5, 7]) == [3, 4, drafts + 4, 7]
+    assert books.current_input[1] == drafts + 3
+    assert on_device.newest([3, 4, 5, 7]) == [3, 4, drafts + 3, 7]
 
 
 @pytest.mark.parametrize("module", OPS)
 def test_random_lives(module, device):
     """Rows and slots taken and given back at random; more rows than a program's block."""
     generator = torch.Generator().manual_seed(0)
-    row_count, slot_count, nodes = 150, 170, 3
-    books = Books([-1] * row_count, [-1] * row_count, [-1] * slot_count, nodes_per_row=nodes)
+    row_count, slot_count = 150, 170
+    books = Books([-1] * row_count, [-1] * row_count, [-1] * slot_count, slots_per_row=3)
     on_device = Device(module, device, books)
 
     def some(count, upper):
         return torch.randperm(upper, generator=generator)[:count].tolist()
 
     for step in range(8):
+        nodes = 4 - step % 3  # adaptive speculation
         if step % 2 == 0:  # in the other steps the same requests go on
             rows = some(140, row_count)
             served = [1 + slot for slot in some(140, slot_count - 1)]
         for index in some(10, 140):
             served[index] = -(index % 2)
         expected = [books.place(slot, row, nodes) for slot, row in zip(served, rows, strict=True)]
-        assert on_device.place(served, rows, nodes) == tuple(map(list, zip(*expected, strict=True)))
+        reads, written = map(list, zip(*expected, strict=True))
+        assert on_device.place(served, rows, nodes) == (reads, written)
         last = torch.randint(-1, nodes, (140,), generator=generator).tolist()
-        on_device.commit(served, rows, last, None)
-        for commit in zip(served, rows, last, strict=True):
+        on_device.commit(served, rows, written, last, None)
+        for commit in zip(served, rows, written, last, strict=True):
             books.commit(*commit)
         asked = some(130, slot_count)
         assert on_device.newest(asked) == [books.newest(slot) for slot in asked]
@@ -240,7 +285,7 @@ def test_empty_batch(module, device):
     books = example()
     on_device = Device(module, device, books)
     assert on_device.place([], [], 2) == ([], [])
-    assert on_device.commit([], [], [], []) == []
+    assert on_device.commit([], [], [[0, 0]], [], []) == []
     assert on_device.newest([]) == []
     on_device.forget([])
     on_device.assert_holds(books)
@@ -248,10 +293,12 @@ def test_empty_batch(module, device):
 
 def test_errors_name_the_argument(device):
     on_device = Device(draft_slots, device, example())
-    with pytest.raises(ValueError, match="5 nodes, a request row owns 4"):
+    with pytest.raises(ValueError, match="5 nodes, a request row owns 3"):
         on_device.place([1], [1], 5)
     with pytest.raises(ValueError, match="last_correct"):
-        on_device.commit([1, 2], [1, 2], [0], None)
+        on_device.commit([1, 2], [1, 2], [[1], [2]], [0], None)
+    with pytest.raises(ValueError, match="write_slots"):
+        on_device.commit([1, 2, 3], [1, 2, 3], [[1]], [0, 0, 0], None)
     with pytest.raises(ValueError, match=r"newest: shape \(1,\), expected \[B>=2\]"):
         two = torch.ones(2, dtype=torch.int64, device=device)
         draft_slots.newest_slots(on_device.arrays["row_slot"][:1].clone(), on_device.books, slots=two)

@@ -80,7 +80,8 @@ def test_slot_books():
         SlotBooks(row, slot, slot, 9, 4)
     with pytest.raises(TypeError, match="slot_row: dtype"):
         SlotBooks(row, row, slot.long(), 9, 4)
-    with pytest.raises(ValueError, match="first_draft_slot 0, nodes_per_row 4: expected both > 0"):
+    SlotBooks(row, row, slot, 9, 0)  # drafts of one node
+    with pytest.raises(ValueError, match="first_draft_slot 0, slots_per_row 4: expected > 0 and >= 0"):
         SlotBooks(row, row, slot, 0, 4)
 
 

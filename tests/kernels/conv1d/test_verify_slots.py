@@ -47,6 +47,7 @@ class Case:
         order = 1 + torch.randperm(slot_count - 1, generator=generator)
         self.read_slots = order[:batch].clone()
         self.write_slots = order[batch : batch + batch * nodes].view(batch, nodes).clone()
+        self.read_slots[-1] = self.write_slots[-1, 0]  # a root's, as in slots mode
         self.read_slots[0] = self.write_slots[0, min(1, nodes - 1)]
         for turn, b in enumerate(padding):
             self.read_slots[b] = -(turn % 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
-from mamba_mtp_kernels.common.axis_order import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV
 from mamba_mtp_kernels.common.operands import NodeSlots, States
 
 from ..helpers import assert_close, assert_same_bits, chain_parents, gap_between_slots, random_tree_parents
@@ -34,7 +34,6 @@ class SlotsCase:
     write_slots: torch.Tensor
     parents: torch.Tensor | None
     axis_order: torch.Tensor | None = None
-    write: int = VK
 
     @property
     def nodes(self) -> int:
@@ -46,7 +45,7 @@ class SlotsCase:
             A_log=self.A_log,
             dt_bias=self.dt_bias,
             scale=self.scale,
-            states=States(self.states, self.axis_order, self.write),
+            states=States(self.states, self.axis_order),
             nodes=NodeSlots(self.read_slots, self.write_slots, self.parents),
             **extra,
         )
@@ -66,9 +65,12 @@ class SlotsCase:
         return self.write_slots.cpu().long()[self.live()]
 
     def states_written(self) -> torch.Tensor:
-        """[live, N, HV, V, K] in the pool's dtype, turned back where they were written as [K, V]."""
-        stored = self.states[self.written().to(self.states.device)]
-        return turned_back(stored) if self.write == KV else stored
+        """[live, N, HV, V, K] in the pool's dtype, turned back where their slots lie as [K, V]."""
+        slots = self.written().to(self.states.device)
+        stored = self.states[slots]
+        if self.axis_order is None:
+            return stored
+        return torch.where((self.axis_order[slots] == KV)[..., None, None, None], turned_back(stored), stored)
 
 
 def turned(states: torch.Tensor) -> torch.Tensor:
@@ -98,15 +100,14 @@ def make_slots_case(
     index_dtype: torch.dtype = torch.int32,
     strided: bool = False,
     orders: list[int] | None = None,
-    write: int = VK,
     gate_shift: float = 0.0,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> SlotsCase:
     """Unit-scale inputs; every slot that no row reads holds NaN, write slots included, and so do gaps.
 
-    own_slot: row b reads the write slot of its node b % N, as a row does whose last verify left it there. orders: that
-    of each row's read slot (None: no axis_order); other slots' orders are random.
+    own_slot: row b reads the write slot of its node b % N (slots mode: of its root). orders: that of each row's read
+    slot (None: no axis_order); other slots' orders are random.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -155,7 +156,6 @@ def make_slots_case(
         write_slots=write_slots.to(index_dtype).to(device),
         parents=parents,
         axis_order=None if axis_order is None else axis_order.to(device),
-        write=write,
     )
 
 

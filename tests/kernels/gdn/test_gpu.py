@@ -158,24 +158,23 @@ SLOTS_CASES = pytest.mark.parametrize(("batch", "nodes"), [(6, 1), (6, 4), (3, 8
 def test_slots_have_the_bits_of_stock(
     batch: int, nodes: int, dtype: torch.dtype, tree: bool, state_dtype: torch.dtype
 ) -> None:
-    """The same bits from slots read and written as [V, K]; the same numbers where slots may be turned."""
+    """The same bits from slots read and written as [V, K], a root's and another node's where it is read from; the same
+    numbers where slots may be turned."""
     from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     module = stock_module()
-    case = make_slots_case(
-        batch=batch, nodes=nodes, tree=tree, dtype=dtype, state_dtype=state_dtype, device="cuda",
+    sizes = {
+        "batch": batch, "nodes": nodes, "tree": tree, "dtype": dtype, "state_dtype": state_dtype, "device": "cuda",
         **QWEN3_NEXT,
-    )  # fmt: skip
-    theirs, states = stock_verify(module, case)
-    ours = case.clone()
-    assert_same_bits("o", ours.run(gdn_verify_slots, sglang=stock_version()), theirs)
-    assert_same_bits("states", ours.states_written(), states)
-    for write in (VK, KV):
-        ours = case.clone()
-        ours.axis_order = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
-        ours.write = write
-        assert_same_numbers("o", ours.run(gdn_verify_slots), theirs)
-        assert_same_numbers("states", ours.states_written(), states)
+    }  # fmt: skip
+    for own_slot in (False, True):
+        case = make_slots_case(**sizes, own_slot=own_slot)
+        theirs, states = stock_verify(module, case)
+        assert_same_bits("o", case.run(gdn_verify_slots, sglang=stock_version()), theirs)
+        assert_same_bits("states", case.states_written(), states)
+        case = make_slots_case(**sizes, own_slot=own_slot, orders=[VK] * batch)
+        assert_same_numbers("o", case.run(gdn_verify_slots), theirs)
+        assert_same_numbers("states", case.states_written(), states)
 
 
 @pytest.mark.parametrize("shape", [{"H": 2, "HV": 4, "K": 64, "V": 64}, {"H": 2, "HV": 6, "K": 128, "V": 64}], ids=str)
@@ -185,32 +184,26 @@ def test_slots_of_other_sizes(shape: dict[str, int], tree: bool, state_dtype: to
     from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     module = stock_module()
-    case = make_slots_case(
-        batch=5, nodes=5, tree=tree, dtype=torch.float32, state_dtype=state_dtype, device="cuda", **shape
-    )
-    theirs, states = stock_verify(module, case)
-    for write in (None, VK, KV):
-        ours = case.clone()
-        if write is not None:
-            ours.axis_order = torch.zeros(case.states.shape[0], dtype=torch.uint8, device="cuda")
-            ours.write = write
+    sizes = {"batch": 5, "nodes": 5, "tree": tree, "state_dtype": state_dtype, "device": "cuda", **shape}
+    theirs, states = stock_verify(module, make_slots_case(**sizes))
+    for orders in (None, [VK] * 5):
+        ours = make_slots_case(**sizes, orders=orders)
         assert_same_numbers("o", ours.run(gdn_verify_slots), theirs)
         assert_same_numbers("states", ours.states_written(), states)
 
 
-@pytest.mark.parametrize("write", [VK, KV], ids=["to VK", "to KV"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_slots_real_sizes(tree: bool, state_dtype: torch.dtype, write: int) -> None:
-    """Against float64, from slots of both orders, one of them a write slot of its own row."""
+def test_slots_real_sizes(tree: bool, state_dtype: torch.dtype) -> None:
+    """Against float64, from slots of both orders to slots of both orders, then where a row reads what it writes."""
     from mamba_mtp_kernels.gdn.verify_slots import gdn_verify_slots
 
     shape = {
         "batch": 6, "nodes": 8, "tree": tree, "dtype": torch.bfloat16, "state_dtype": state_dtype, "padding": (2,),
         "strided": True, "device": "cuda", **QWEN3_NEXT,
     }  # fmt: skip
-    for own_slot, orders in ((False, [VK, KV, VK, KV, KV, VK]), (True, [write] * 6)):
-        case = make_slots_case(**shape, own_slot=own_slot, orders=orders, write=write)
+    for own_slot in (False, True):
+        case = make_slots_case(**shape, own_slot=own_slot, orders=[VK, KV, VK, KV, KV, VK])
         first = case.clone()
         out = check_slots(first, gdn_verify_slots, stored=True)
         for _ in range(10):
@@ -225,7 +218,7 @@ def test_slots_graph_replay_equals_eager() -> None:
 
     def fresh(seed: int, padding: tuple[int, ...]) -> SlotsCase:
         return make_slots_case(
-            batch=6, nodes=4, tree=True, dtype=torch.bfloat16, padding=padding, orders=[VK, KV] * 3, write=KV,
+            batch=6, nodes=4, tree=True, dtype=torch.bfloat16, padding=padding, orders=[VK, KV] * 3,
             device="cuda", seed=seed, **QWEN3_NEXT,
         )  # fmt: skip
 

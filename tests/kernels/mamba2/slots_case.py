@@ -42,7 +42,6 @@ class SlotsCase:
     parents: torch.Tensor
     tree: bool
     dt_softplus: bool = True
-    write_order: int = 0
 
     @property
     def nodes(self) -> int:
@@ -59,7 +58,7 @@ class SlotsCase:
             *(given[name] for name in ("x", "dt", "B", "C")),
             **{name: given[name] for name in ("A", "D", "dt_bias")},
             dt_softplus=self.dt_softplus,
-            states=States(given["states"], given["axis_order"], self.write_order),
+            states=States(given["states"], given["axis_order"]),
             nodes=NodeSlots(given["read_slots"], given["write_slots"], self.parents if self.tree else None),
             **extra,
         )
@@ -80,6 +79,13 @@ class SlotsCase:
                 exact.tensors[name] = (x if dims is None else per_head(name, x, dims)).double()
         y = exact.run(mamba2_verify_slots_reference, compute_dtype=torch.float64)
         return y, exact.tensors["states"]
+
+    def as_vk(self) -> torch.Tensor:
+        """The pool, with every slot as VK."""
+        pool, order = self.tensors["states"].clone(), self.tensors["axis_order"]
+        if order is not None:
+            turn(pool, order.nonzero()[:, 0].tolist(), back=True)
+        return pool
 
     def written(self) -> list[tuple[int, int]]:
         """(token, slot) of every state that is to be written."""
@@ -106,15 +112,14 @@ def make_slots_case(
     expanded: bool = False,
     strided: bool = False,
     kv: tuple[int, ...] | None = None,
-    write_order: int = 0,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> SlotsCase:
     """Unit-scale inputs. Every slot but the ones read holds NaN, as do the gaps of a strided pool.
 
-    in_place: every row reads the slot that one of its own nodes writes. unwritten: a childless node of each row has no
-    slot. kv: batch rows whose read slot lies as KV (None: no axis_order). expanded: A, D, dt_bias and dt as SGLang's
-    stride-0 views.
+    in_place: every row reads the slot that one of its own nodes writes (slots mode: its root). unwritten: a childless
+    node of each row has no slot. kv: batch rows whose read slot lies as KV (None: no axis_order; other slots lie as
+    they may). expanded: A, D, dt_bias and dt as SGLang's stride-0 views.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -146,7 +151,7 @@ def make_slots_case(
         "axis_order": None,
     }
     if kv is not None:
-        order = torch.randint(0, 2, (slot_count,), generator=generator, dtype=torch.uint8)  # of the others: no matter
+        order = torch.randint(0, 2, (slot_count,), generator=generator, dtype=torch.uint8)
         order[read] = 0
         order[read[list(kv)]] = 1
         turn(tensors["states"], read[list(kv)].tolist())
@@ -166,7 +171,7 @@ def make_slots_case(
         tensors["states"] = gap_between_slots(tensors["states"], 48)
         tensors["write_slots"] = torch.cat([write, write], 1).to(index_dtype)[:, :nodes]
         parents = torch.cat([parents, torch.full((1, nodes), 99)])  # buffers have more rows than the batch
-    case = SlotsCase(tensors, parents, tree, write_order=write_order)
+    case = SlotsCase(tensors, parents, tree)
     return case.to(torch.device(device))
 
 

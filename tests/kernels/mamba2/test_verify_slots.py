@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.axis_order import KV, VK
+from mamba_mtp_kernels.common.axis_order import KV
 from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_slots_reference
 from mamba_mtp_kernels.mamba2.verify_slots import mamba2_verify_slots
 
 from ..helpers import assert_close, assert_same_bits, assert_same_numbers
-from .slots_case import SlotsCase, Stock, make_slots_case, turn
+from .slots_case import SlotsCase, Stock, make_slots_case
 
 IMPLEMENTATIONS = [
     pytest.param(mamba2_verify_slots, id="kernel"),
@@ -189,37 +189,25 @@ def test_a_rejected_branch_does_not_matter(op, device):
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize("write", [VK, KV], ids=["writes VK", "writes KV"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["other slot", "own slot"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("headdim", "dstate"), [(12, 16), (20, 24), (64, 16)])
-def test_axis_orders_change_nothing(op, write, tree, state_dtype, headdim, dstate, device):
-    """Rows of both orders in one batch: outputs and states of the VK run, these lying as write says."""
+def test_axis_orders_change_nothing(op, in_place, tree, state_dtype, headdim, dstate, device):
+    """Slots of both orders in one batch, read and written: outputs and states of the VK run, each lying as its bit
+    says."""
     options = {"batch": 4, "nodes": 5, "tree": tree, "headdim": headdim, "dstate": dstate, "state_dtype": state_dtype}
-    options |= {"padding": (3,), "strided": True, "device": device}
+    options |= {"padding": (3,), "strided": True, "in_place": in_place, "device": device}
     plain = make_slots_case(**options)
-    mixed = make_slots_case(**options, kv=(0, 2), write_order=write)
+    mixed = make_slots_case(**options, kv=(0, 2))
     assert_same_numbers("y", mixed.run(op), plain.run(op))
     slots = [slot for _, slot in plain.written()]
-    states = mixed.tensors["states"].clone()
-    if write == KV:
-        turn(states, slots, back=True)
-    assert_same_numbers("states", states[slots], plain.tensors["states"][slots])
-    case = make_slots_case(**options, kv=(0, 2), write_order=write)
-    others = [slot for slot in range(states.shape[0]) if slot not in slots]
+    assert 0 < mixed.tensors["axis_order"][slots].sum() < len(slots)
+    assert_same_numbers("states", mixed.as_vk()[slots], plain.tensors["states"][slots])
+    case = make_slots_case(**options, kv=(0, 2))
+    others = [slot for slot in range(plain.tensors["states"].shape[0]) if slot not in slots]
     assert_same_bits("other slots", mixed.tensors["states"][others], case.tensors["states"][others])
     assert_same_bits("axis_order", mixed.tensors["axis_order"], case.tensors["axis_order"])
-
-
-@pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-def test_the_slot_read_is_written_in_its_own_order(op, tree, device):
-    plain = make_slots_case(tree=tree, in_place=True, device=device)
-    kv = make_slots_case(tree=tree, in_place=True, kv=(0, 1, 2), write_order=KV, device=device)
-    assert_same_bits("y", kv.run(op), plain.run(op))
-    slots = [slot for _, slot in plain.written()]
-    turn(plain.tensors["states"], slots)
-    assert_same_bits("states", kv.tensors["states"][slots], plain.tensors["states"][slots])
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
@@ -278,11 +266,10 @@ def test_bits_of_stock_with_large_and_limitless_steps(stock, device):
     same_as_stock(case, stock)
 
 
-@pytest.mark.parametrize("write", [VK, KV], ids=["writes VK", "writes KV"])
-def test_bits_of_stock_from_mixed_orders(write, stock, device):
+def test_bits_of_stock_from_mixed_orders(stock, device):
     options = {"tree": True, "expanded": True, "state_dtype": torch.bfloat16, "device": device}
     y, _ = stock.verify(make_slots_case(**options))
-    case = make_slots_case(**options, kv=(1,), write_order=write)
+    case = make_slots_case(**options, kv=(1,))
     assert_same_bits("y", case.run(mamba2_verify_slots, tiling=stock.tiling(16)), y)
 
 
@@ -397,9 +384,6 @@ def test_errors_name_the_argument(device):
         case.tensors[name] = change(case.tensors[name])
         with pytest.raises(ValueError, match=error):
             case.run(mamba2_verify_slots)
-    case = make_slots_case(write_order=KV, device=device)
-    with pytest.raises(ValueError, match="without an axis_order"):
-        case.run(mamba2_verify_slots)
     case = make_slots_case(device=device)
     case.tensors["B"] = case.tensors["B"].half()
     with pytest.raises(TypeError, match=r"B: dtype torch\.float16"):
@@ -429,14 +413,12 @@ def test_bits_of_stock_at_model_shapes(nodes, tree, nheads, headdim, ngroups, ds
     options |= {"padding": (5,), "strided": True, "in_place": True, "device": device}
     case = make_slots_case(**options)
     same_as_stock(case, stock)
-    for write in (VK, KV):
-        kv = make_slots_case(**{**options, "in_place": False}, kv=(0, 3), write_order=write)
-        plain = make_slots_case(**{**options, "in_place": False})
+    for in_place in (False, True):
+        kv = make_slots_case(**{**options, "in_place": in_place}, kv=(0, 3))
+        plain = make_slots_case(**{**options, "in_place": in_place})
         assert_same_bits("y", kv.run(mamba2_verify_slots), plain.run(mamba2_verify_slots))
         slots = [slot for _, slot in plain.written()]
-        if write == KV:
-            turn(kv.tensors["states"], slots, back=True)
-        assert_same_bits("states", kv.tensors["states"][slots], plain.tensors["states"][slots])
+        assert_same_bits("states", kv.as_vk()[slots], plain.tensors["states"][slots])
 
 
 @pytest.mark.gpu
