@@ -83,6 +83,9 @@ HOOKED: dict[str, Surface] = {
     "slots_per_request": _same(f"{_KVC}._calculate_mamba_ratio", "self"),
     "accept_grammar": _same(f"{_RESULTS}._accept_grammar_tokens", "self req tokens"),
     "prefill_result": _same(f"{_RESULTS}.process_batch_result_prefill", "self batch result"),
+    "can_cache_finished": Surface(
+        f"{_RESULTS}._mamba_can_cache_finished_req", (("self", "req", "result", "i"),), later=True
+    ),
     "release": _either(
         "sglang.srt.mem_cache.common:release_kv_cache", "req tree_cache is_insert", "req tree_cache checkpoint"
     ),

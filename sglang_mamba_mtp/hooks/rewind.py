@@ -50,6 +50,14 @@ def after_the_offer(
     return requests.release(req, given=len(insert_params.key) if taken else None)
 
 
+def can_be_cut_back(original: Callable[..., bool], processor: Any, req: Any, result: Any, i: int) -> bool:
+    """AROUND `_mamba_can_cache_finished_req`: SGLang takes a request without snapshot slots for one of ``no_buffer``,
+    whose state cannot be shortened with a key that ends inside an accepted run. Here it can."""
+    if isinstance(processor.tree_cache.req_to_token_pool, RewindRequests):
+        return True
+    return original(processor, req, result, i)
+
+
 def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_params: Any) -> None:
     """The snapshot of a request that ended with its prefill: what shares a prefix with it will hit there, not at its
     end."""

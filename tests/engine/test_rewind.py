@@ -39,6 +39,33 @@ def test_the_next_turn_recomputes_nothing(family, checkpoint):
         assert whole - 1 <= turn.cached_tokens <= whole
 
 
+def _cut_short(vocab: int) -> Scenario:
+    """Answers of every length up to two drafts, so that most end inside an accepted run, and a turn after each. Only an
+    answer's own turn may find it (``salt``)."""
+    prompt = scenarios.repetitive(40, 40, vocab)
+    answers = [Request(f"answer{n}", prompt, max_new_tokens=n, salt=str(n)) for n in range(2, 12)]
+    turns = [
+        Request(f"turn{n}", scenarios.tokens(80 + n, 5, vocab), continues=f"answer{n}", salt=str(n))
+        for n in range(2, 12)
+    ]
+    return Scenario("cut short", (*answers, *turns))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_that_ends_inside_an_accepted_run_is_found_too(family, checkpoint):
+    """SGLang has verified more tokens than the answer is given; the state is brought back to those that it is."""
+    todo = [_cut_short(checkpoint.vocab)]
+    result = run(Case(family, "nextn-chain", "rewind", "replay").spec(checkpoint(family)), todo)
+    check_equal(result, todo)
+    found = {name.removeprefix("cut short/"): outcome for name, outcome in result.outcomes.items()}
+    answers = {n: found[f"answer{n}"] for n in range(2, 12)}
+    verified = {n: 1 + each.verify_steps + each.accepted_drafts for n, each in answers.items()}
+    assert sum(verified[n] > len(each.tokens) for n, each in answers.items()) >= 2, verified
+    for n, each in answers.items():
+        whole = len(each.prompt) + len(each.tokens)
+        assert whole - 1 <= found[f"turn{n}"].cached_tokens <= whole, n
+
+
 def _one_token_each(vocab: int) -> Scenario:
     """Requests with a prefix in common, one after the other, that end with their prefill; and one that decodes."""
     shared = scenarios.tokens(31, 150, vocab)
