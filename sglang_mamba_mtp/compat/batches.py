@@ -138,6 +138,13 @@ def key_length(req: Any) -> int:
     return int(owned() if owned is not None else req.effective_kv_committed_len())
 
 
+def answered_length(req: Any) -> int:
+    """How many tokens the prompt and the answer of ``req``, which has ended, have together. Up to 0.5.21 `key_length`
+    counts those that were accepted past the answer's stop too, which nobody is told and no next turn begins with."""
+    answer = len(req.output_ids)
+    return len(req.origin_input_ids) + (answer if req.finished_len is None else min(answer, req.finished_len))
+
+
 def insertion_of_a_prefix(insert_params: Any, length: int, state: Any) -> Any:
     """To insert, after the insertion of ``insert_params``, ``state`` [1] (a slot) at its key's first ``length`` tokens,
     whose KV cache the radix cache has by then."""

@@ -305,7 +305,10 @@ READ: tuple[tuple[Names, ...], ...] = (
         "reqs req_pool_indices decoding_reqs spec_algorithm mamba_track_mask mamba_track_indices "
         "mamba_lazy_spec_track_positions_cpu",
     ),
-    _read(f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids"),
+    _read(
+        f"{_SCHEDULE}:Req",
+        "skip_radix_cache_insert finished finished_len is_retracted seqlen get_fill_ids origin_input_ids output_ids",
+    ),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),
     _read("sglang.srt.mem_cache.radix_cache:RadixKey", "__getitem__"),

@@ -25,7 +25,7 @@ def offer_to_radix_cache(
     if not is_finished:
         insert_params.mamba_value, length = requests.give_snapshot(req)
         return length
-    length = requests.length_within_reach(req, token_ids_len)
+    length = requests.length_within_reach(req, min(token_ids_len, batches.answered_length(req)))
     if length:
         insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
     return length
