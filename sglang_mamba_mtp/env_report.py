@@ -146,13 +146,15 @@ def plugin() -> Iterator[Row]:
     yield "loaded by SGLang", _attempt(load)
 
     def state(hook: registry.Hook) -> str:
+        if not hook.target.is_needed():
+            return "not needed: a later SGLang has it"
         if hook not in registry.registered():
-            if hook.target.absent:
-                return "not in this version of SGLang"
             return "not registered" if mode in hook.modes else f"not used in mode {mode}"
         return "live" if registry.is_live(hook) else "NOT LIVE"
 
     def as_expected(surface: surfaces.Surface) -> str:
+        if not surface.is_needed():
+            return "not needed: a later SGLang has it"
         missing = list(registry.problems([surface]))
         return f"MISSING: {missing[0]}" if missing else "as expected"
 

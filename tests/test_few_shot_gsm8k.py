@@ -7,6 +7,7 @@ questions, float32 on a CPU; ``--slow`` runs every mode. Any other model by envi
         python -m pytest tests/test_few_shot_gsm8k.py
 
 TEST_GSM8K_ARGS      more flags of the server, which win over those here
+TEST_GSM8K_RADIX     a radix cache strategy of SGLang's, for modes that do not rewind (extra_buffer)
 TEST_GSM8K_DATA      GSM8K's test.jsonl (by default the tiny models' data)
 TEST_GSM8K_QUESTIONS how many of its lines are asked, worked examples included
 TEST_GSM8K_ACCURACY  the least share of right answers
@@ -26,6 +27,7 @@ import random
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import unittest
 from collections.abc import Callable
@@ -41,6 +43,7 @@ from .conftest import NEWEST
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
 
 LAUNCH = Path(__file__).parents[1] / "launch"
+FAMILIES = ("gdn", "mamba2")
 SHOTS = 5
 GPU = os.path.exists("/dev/nvidiactl")
 
@@ -58,14 +61,16 @@ NGRAM = "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8 --specul
 class Case:
     """A server.
 
-    flags: beside model, host and port. mode: the plugin's, None for its default. chunk: prefilling and decoding cache
-    the states of lengths that are multiples of it. kl: of decoding against prefilling, in nats, at most.
-    accept_length: tokens a verify, at least. data: None for the tiny models'.
+    flags: beside model, host and port. mode: the plugin's, None for its default. radix: SGLang's strategy; None leaves
+    it to the mode, and replay rewinds. chunk: prefilling, and decoding under a strategy of SGLang's, cache the states
+    of lengths that are multiples of it. kl: of decoding against prefilling, in nats, at most. accept_length: tokens a
+    verify, at least. data: None for the tiny models'.
     """
 
     model: str
     flags: str
     mode: str | None = None
+    radix: str | None = None
     kl: float = KL_CHAIN
     chunk: int = 64
     accuracy: float = 0.9
@@ -73,9 +78,14 @@ class Case:
     questions: int = 12
     data: Path | None = None
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether what was decoded is cached at its exact length."""
+        return self.radix is None
+
     def arguments(self) -> list[str]:
         """Flags of the server, model, host and port aside."""
-        cache = f"--mamba-radix-cache-strategy extra_buffer --mamba-track-interval {self.chunk}"
+        cache = "" if self.rewinds else f"--mamba-radix-cache-strategy {self.radix} --mamba-track-interval {self.chunk}"
         mode = "" if self.mode is None else f"--mamba-mtp-mode {self.mode}"
         return shlex.split(f"--random-seed 0 {cache} {mode} {self.flags}")
 
@@ -102,21 +112,25 @@ def cases() -> list[Any]:
         case = Case(
             given,
             f"{CHAIN} {os.environ.get('TEST_GSM8K_ARGS', '')}",
+            radix=os.environ.get("TEST_GSM8K_RADIX"),
             kl=float(os.environ.get("TEST_GSM8K_KL", KL_CHAIN)),
             accuracy=float(os.environ.get("TEST_GSM8K_ACCURACY", 0.9)),
             questions=int(os.environ.get("TEST_GSM8K_QUESTIONS", 200)),
             data=Path(data) if data else None,
         )
         return [pytest.param(case, id=Path(given).name)]
+    modes = {"rewind": ("replay", None)}
+    modes |= {mode: (mode, "extra_buffer") for mode in ("replay", "slots", "snapshot", "off")}
     slow = {
-        f"{family}-{shape}-{mode}": tiny(family, flags, mode, kl=kl, questions=45)
-        for family in ("gdn", "mamba2")
+        f"{family}-{shape}-{name}": tiny(family, flags, mode, kl=kl, questions=45, radix=radix)
+        for family in FAMILIES
         for shape, flags, kl in (("chain", CHAIN, KL_CHAIN), ("tree", TREE, KL_TREE), ("ngram", f"{NGRAM} 4", KL_TREE))
-        for mode in ("replay", "slots", "snapshot")
+        for name, (mode, radix) in modes.items()
     }
+    tree = tiny("mamba2", TREE, kl=KL_TREE, radix="extra_buffer")
     return [
         pytest.param(tiny("gdn", CHAIN), id="gdn-chain"),
-        pytest.param(tiny("mamba2", TREE, kl=KL_TREE), id="mamba2-tree", marks=pytest.mark.once),
+        pytest.param(tree, id="mamba2-tree", marks=pytest.mark.once),
         *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in slow.items()),
     ]
 
@@ -140,9 +154,13 @@ class Served:
             "test": request.node.name,
             **figures,
             "mode": self.case.mode or "default",
+            "radix": self.case.radix or "rewind",
             "flags": self.case.arguments(),
             "device": torch.cuda.get_device_name() if GPU else "cpu",
             **{name: importlib.metadata.version(name) for name in ("sglang", "sglang-mamba-mtp", "torch", "triton")},
+            "commit": subprocess.run(
+                ["git", "-C", LAUNCH, "describe", "--always", "--dirty"], capture_output=True, text=True
+            ).stdout.strip(),
         }
         with open(path, "a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
@@ -209,6 +227,15 @@ def test_few_shot_gsm8k(server, tmp_path, request):
     assert metrics["accuracy"] >= server.case.accuracy, metrics
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "server", [tiny(family, "", radix="extra_buffer", questions=45) for family in FAMILIES], indirect=True, ids=FAMILIES
+)
+def test_few_shot_gsm8k_without_speculation(server, tmp_path, request):
+    """What the share of right answers is to be compared with."""
+    test_few_shot_gsm8k(server, tmp_path, request)
+
+
 def test_accept_length(server, request):
     """Drafts are accepted. (SGLang's average of a server is not told in every version.)"""
     import requests
@@ -252,13 +279,14 @@ def suffixes(count: int, length: int, seed: int) -> list[list[int]]:
 def asserts(server):
     """SGLang's checks of how many tokens came from the cache, after a prefill and after decoding.
 
-    Decoding leaves its newest snapshot, which may lie in the accepted run past the last token asked for; the next turn
-    goes on otherwise and would not find it. So all turns here end on a multiple of 16, more than a tree before the
-    next.
+    Under its strategies whole chunks. Decoding leaves its newest snapshot, which may lie in the accepted run past the
+    last token asked for; the next turn goes on otherwise and would not find it. So all turns here end on a multiple of
+    16, more than a tree before the next. Where states are rewound it is all but the last token.
     """
     from sglang.test.kl_multiturn_utils import make_mamba_decode_assert, make_mamba_prefill_assert
 
-    return make_mamba_prefill_assert(server.case.chunk), make_mamba_decode_assert(server.case.chunk)
+    chunk = 1 if server.case.rewinds else server.case.chunk
+    return make_mamba_prefill_assert(chunk), make_mamba_decode_assert(chunk)
 
 
 def divergence(check: Callable[[], None]) -> float:
@@ -373,7 +401,8 @@ def test_cache_hits_of_conversations(server, tmp_path):
         num_rounds=rounds,
         request_length=160,
         output_length=48,
-        miss_tolerance=2 * server.case.chunk + 8,  # a snapshot that lies past the end of an answer is not found
+        # a snapshot that lies past the end of an answer is not found
+        miss_tolerance=8 if server.case.rewinds else 2 * server.case.chunk + 8,
         dataset_path=str(data),
     )
 

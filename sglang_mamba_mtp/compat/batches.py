@@ -139,9 +139,10 @@ def key_length(req: Any) -> int:
 
 
 def answered_length(req: Any) -> int:
-    """Tokens of ``req``'s prompt and of its answer, without what was accepted past the answer's end: up to 0.5.22 that
-    is among the tokens of its key."""
-    return len(req.origin_input_ids) + len(req.output_ids_through_stop)
+    """How many tokens the prompt and the answer of ``req``, which has ended, have together. Up to 0.5.21 `key_length`
+    counts those that were accepted past the answer's stop too, which nobody is told and no next turn begins with."""
+    answer = len(req.output_ids)
+    return len(req.origin_input_ids) + (answer if req.finished_len is None else min(answer, req.finished_len))
 
 
 def insertion_of_a_prefix(insert_params: Any, length: int, state: Any) -> Any:

@@ -22,24 +22,13 @@ class Surface:
         path: ``module:qualname``.
         parameters: the parameter lists known to us, oldest first; the surface must have exactly one of them.
         former: where older versions have it instead, ``module:qualname`` each.
-        optional: some versions do not have it. It is checked, and patched, where it is.
+        later: older versions have nothing of the kind, and nothing is needed there.
     """
 
     path: str
     parameters: tuple[tuple[str, ...], ...]
     former: tuple[str, ...] = ()
-    optional: bool = False
-
-    @property
-    def absent(self) -> bool:
-        """Whether it is optional and the installed SGLang does not have it."""
-        if not self.optional:
-            return False
-        try:
-            self.resolve()
-        except MtpError:
-            return True
-        return False
+    later: bool = False
 
     @property
     def location(self) -> str:
@@ -76,13 +65,23 @@ class Surface:
         except AttributeError:
             raise MtpError(f"SGLang has no {name} in {location.rpartition('.')[0] or module_name} any more") from None
 
+    def is_needed(self) -> bool:
+        """False where it came later than the installed SGLang."""
+        if not self.later:
+            return True
+        try:
+            self.resolve()
+        except MtpError:
+            return False
+        return True
+
     def check(self) -> None:
-        """Check that the surface exists and takes the parameters we expect.
+        """Check that the surface exists, if it is needed, and takes the parameters we expect.
 
         Raises
             MtpError: it does not; the message shows both lists.
         """
-        if self.absent:
+        if not self.is_needed():
             return
         _, _, attribute = self.resolve()
         if isinstance(attribute, (classmethod, staticmethod)):

@@ -82,10 +82,10 @@ HOOKED: dict[str, Surface] = {
     ),
     "slots_per_request": _same(f"{_KVC}._calculate_mamba_ratio", "self"),
     "accept_grammar": _same(f"{_RESULTS}._accept_grammar_tokens", "self req tokens"),
-    "can_cache_finished": Surface(  # from 0.5.23 on
-        f"{_RESULTS}._mamba_can_cache_finished_req", (("self", "req", "result", "i"),), optional=True
-    ),
     "prefill_result": _same(f"{_RESULTS}.process_batch_result_prefill", "self batch result"),
+    "can_cache_finished": Surface(
+        f"{_RESULTS}._mamba_can_cache_finished_req", (("self", "req", "result", "i"),), later=True
+    ),
     "release": _either(
         "sglang.srt.mem_cache.common:release_kv_cache", "req tree_cache is_insert", "req tree_cache checkpoint"
     ),
@@ -306,7 +306,8 @@ READ: tuple[tuple[Names, ...], ...] = (
         "mamba_lazy_spec_track_positions_cpu",
     ),
     _read(
-        f"{_SCHEDULE}:Req", "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids output_ids_through_stop"
+        f"{_SCHEDULE}:Req",
+        "skip_radix_cache_insert finished finished_len is_retracted seqlen get_fill_ids origin_input_ids output_ids",
     ),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),

@@ -79,11 +79,10 @@ def register(rows: Iterable[Hook]) -> None:
 
 
 def offer(rows: Iterable[Hook]) -> None:
-    """Hand ``rows`` to SGLang's registry, but for those whose surface this version does not have; whether they come to
-    life is not asked."""
+    """Hand ``rows`` to SGLang's registry; whether they come to life is not asked."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for hook in (hook for hook in rows if not hook.target.absent):
+    for hook in rows:
         HookRegistry.register(hook.target.dotted, hook.function, HookType[hook.kind])
         _registered.append(hook)
 

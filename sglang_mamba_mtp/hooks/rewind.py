@@ -31,14 +31,6 @@ def offer_to_radix_cache(
     return length
 
 
-def can_cache_finished(original: Callable[..., bool], processor: Any, req: Any, result: Any, i: int) -> bool:
-    """AROUND `_mamba_can_cache_finished_req`: a request that ended inside an accepted run has a state past its key.
-    SGLang then caches nothing; a state that can be brought back to the key's length is no reason to."""
-    if isinstance(processor.tree_cache.req_to_token_pool, RewindRequests):
-        return True
-    return original(processor, req, result, i)
-
-
 def after_the_offer(
     original: Callable[..., Any],
     component: Any,
@@ -56,6 +48,14 @@ def after_the_offer(
         _insert_snapshot(component.cache, requests, req, insert_params)
     taken = insert_result is not None and not insert_result.mamba_exist
     return requests.release(req, given=len(insert_params.key) if taken else None)
+
+
+def can_be_cut_back(original: Callable[..., bool], processor: Any, req: Any, result: Any, i: int) -> bool:
+    """AROUND `_mamba_can_cache_finished_req`: SGLang takes a request without snapshot slots for one of ``no_buffer``,
+    whose state cannot be shortened with a key that ends inside an accepted run. Here it can."""
+    if isinstance(processor.tree_cache.req_to_token_pool, RewindRequests):
+        return True
+    return original(processor, req, result, i)
 
 
 def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_params: Any) -> None:

@@ -29,9 +29,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("slots_per_request", "AROUND", startup.slots_per_request, REWINDS, "two state slots a request, not five"),
     Hook("prepare_for_caching", "AROUND", rewind.offer_to_radix_cache, REWINDS, "its own slot at its exact length"),
     Hook("cleanup_after_caching", "AROUND", rewind.after_the_offer, REWINDS, "and who owns that slot from then on"),
-    Hook(
-        "can_cache_finished", "AROUND", rewind.can_cache_finished, REWINDS, "nor is a state past an answer's end lost"
-    ),
+    Hook("can_cache_finished", "AROUND", rewind.can_be_cut_back, REWINDS, "also where it ends inside an accepted run"),
     Hook("prepare_for_caching", "BEFORE", radix_cache.before_donation, OWN_POOL, "a donated slot holds all its tokens"),
     Hook(
         "prepare_for_caching",
@@ -62,5 +60,5 @@ TABLE: tuple[Hook, ...] = (
 
 
 def active(mode: str) -> list[Hook]:
-    """The rows registered in ``mode``."""
-    return [hook for hook in TABLE if mode in hook.modes]
+    """The rows registered in ``mode``, for the installed SGLang."""
+    return [hook for hook in TABLE if mode in hook.modes and hook.target.is_needed()]

@@ -98,7 +98,8 @@ def test_every_row_is_live_after_loading(forked, mode):
         registry.prove()
         assert registry.registered() == active(mode)
         for hook in TABLE:
-            assert registry.is_live(hook) == (mode in hook.modes), hook
+            if hook.target.is_needed():
+                assert registry.is_live(hook) == (mode in hook.modes), hook
 
     result = forked(body, SGLANG_MAMBA_MTP_MODE=mode)
     assert result.code == 0, result.output

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -222,6 +227,61 @@ def test_the_dashboard_shows_what_is_exported(watched):
         names = [name for name in watched.samples if re.fullmatch(pattern, name)]
         assert len(names) == 1 and re.fullmatch(pattern, names[0].replace(":", "_")), pattern
     assert {name for name in watched.samples if name.startswith(PREFIX)} == ours
+
+
+@pytest.fixture
+def prometheus(watched, tmp_path):
+    """A real Prometheus that scrapes the server every second; returns what evaluates an expression: its samples."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no prometheus on PATH")
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    target = {"job_name": "sglang", "static_configs": [{"targets": [f"{HOST}:{watched.server.port}"]}]}
+    (tmp_path / "prometheus.yml").write_text(  # YAML is a superset of JSON
+        json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [target]})
+    )
+    command = [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={HOST}:{port}"], stdout=log, stderr=log)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def evaluate(expression: str) -> list[float]:
+        asked = urllib.parse.urlencode({"query": expression})
+        with opener.open(f"http://{HOST}:{port}/api/v1/query?{asked}", timeout=10) as answer:
+            return [float(sample["value"][1]) for sample in json.load(answer)["data"]["result"]]
+
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                if evaluate("up") == [1.0]:
+                    break
+            time.sleep(0.2)
+        yield evaluate
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_prometheus_evaluates_the_dashboard(watched, prometheus):
+    """Every expression has one line, and a number, while requests run."""
+    tokens = 600 if DEVICE == "cpu" else 20000
+    body = {"sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}, "text": "Tom has 3"}
+    asked = threading.Thread(target=watched.server.post, args=("/generate", body))
+    asked.start()
+    wanted = {
+        expression: re.sub(r"\$(model|instance)", ".*", expression).replace("$__rate_interval", "30s")
+        for expression in expressions()
+    }
+    found: dict[str, list[float]] = {}
+    for _ in range(60):
+        found = {expression: prometheus(query) for expression, query in wanted.items()}
+        if all(len(values) == 1 and values[0] == values[0] for values in found.values()):
+            break
+        time.sleep(0.5)
+    asked.join()
+    assert {name: values for name, values in found.items() if len(values) != 1 or values[0] != values[0]} == {}
 
 
 def test_speculation_that_loses_is_told(watched):

@@ -29,7 +29,7 @@ def problem_with(surface: Surface, sources: Sources) -> str | None:
     )
     parameters = sources.parameters(path)
     if parameters is None:
-        return None if surface.optional else f"no function {path}"
+        return None if surface.later else f"no function {path}"
     try:
         surface.compare(parameters)
     except MtpError as error:
@@ -74,10 +74,12 @@ def test_optional_guards_are_of_some_versions_only():
         assert 0 < len(there) < len(VERSIONS), f"{guard.flag} is in {there}"
 
 
-def test_optional_surfaces_are_of_some_versions_only():
-    for surface in (surface for surface in SURFACES if surface.optional):
-        there = [each for each in VERSIONS if sources_of(each).parameters(surface.path)]
-        assert 0 < len(there) < len(VERSIONS), f"{surface.path} is in {there}"
+def test_what_came_later_is_in_some_versions_only():
+    later = [surface for surface in SURFACES if surface.later]
+    assert later
+    for surface in later:
+        there = [each for each in VERSIONS if sources_of(each).parameters(surface.path) is not None]
+        assert there and there == list(VERSIONS)[-len(there) :] and len(there) < len(VERSIONS), surface.path
 
 
 def test_the_versions_are_those_that_are_supported():
