@@ -18,8 +18,6 @@ from .generate import Answer
 from .loads import Conversations
 from .options import Options
 
-#: Tokens of an answer in the warm-up, which goes through all turns.
-WARM_UP_TOKENS = 32
 #: One conversation: what is asked in each turn, as ids.
 Questions = list[list[int]]
 
@@ -106,7 +104,8 @@ def measure(options: Options, load: Conversations, *, url: str, model: Path | st
 
     vocabulary = utils.get_tokenizer(client.tokenizer(options, model)).vocab_size
     warm_up = draw(options, load, vocabulary, "warm-up")
-    asyncio.run(hold(url, warm_up, min(options.output_len, WARM_UP_TOKENS)))
+    # answers of the same length: what a later turn finds, and computes, is compiled for before it is measured
+    asyncio.run(hold(url, warm_up, options.output_len))
     client.patient(serving.flush_server_cache)(url, "sglang")
     conversations = draw(options, load, vocabulary, "load")
     began = time.perf_counter()
