@@ -42,12 +42,13 @@ def _before_the_root(older, past, inside, K: tl.constexpr):
 
 
 @triton.jit
-def _add_tap(acc, back: tl.constexpr, node, older, x_row, past, weight_col, stride_x, inside, K: tl.constexpr):
-    """acc + weight * input of the tap `back` steps up."""
-    weight = tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0)
+def _add_tap(acc, back: tl.constexpr, node, older, x_row, past, weights, stride_x, inside):
+    """acc + weight * input of the tap `back` steps up: of the node, or of `older` < back steps before the root."""
     tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
-    old = _before_the_root(older, past, inside & (node < 0), K)
-    return add_tap(acc, node, tree, old, weight)
+    old = past[0]
+    for steps in tl.static_range(1, back):
+        old = tl.where(older == steps, past[steps], old)
+    return add_tap(acc, node, tree, old, weights[back])
 
 
 @triton.jit
@@ -99,8 +100,14 @@ def _conv1d_verify_kernel(
     weight_col = weight + channel * stride_weight
     parents_row = parents + b * N
 
-    past = (before, order_row, window_row, stride_inputs_token, state_row, stride_tok)
-
+    # what every node of the program may ask for: the taps' weights, by steps up, and the inputs before the root
+    where = (before, order_row, window_row, stride_inputs_token, state_row, stride_tok)
+    past = ()
+    weights = ()
+    for back in tl.static_range(K):
+        weights = weights + (tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0),)  # noqa: RUF005 (jit code)
+        if back < K - 1:
+            past = past + (_before_the_root(back, where, inside, K),)  # noqa: RUF005 (has no unpacking)
     start = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
         start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
@@ -117,15 +124,15 @@ def _conv1d_verify_kernel(
         older3 = older2 + tl.where(node2 < 0, 1, 0)
         acc = start
         if K >= 4:
-            acc = _add_tap(acc, 3, node3, older3, x_row, past, weight_col, stride_x, here, K)
+            acc = _add_tap(acc, 3, node3, older3, x_row, past, weights, stride_x, here)
         if K >= 3:
-            acc = _add_tap(acc, 2, node2, older2, x_row, past, weight_col, stride_x, here, K)
-        acc = _add_tap(acc, 1, node1, 0, x_row, past, weight_col, stride_x, here, K)
+            acc = _add_tap(acc, 2, node2, older2, x_row, past, weights, stride_x, here)
+        acc = _add_tap(acc, 1, node1, 0, x_row, past, weights, stride_x, here)
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
-        acc += product(own, tl.load(weight_col + (K - 1), mask=here, other=0.0))
+        acc += product(own, weights[0])
         if SILU:
             acc = acc / (1 + tl.exp(-acc))
-        outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005 (no unpacking in jit)
+        outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005
         inputs = inputs + (own.to(window_inputs.dtype.element_ty),)  # noqa: RUF005
     for offset in tl.static_range(NODES):
         node = first + offset
