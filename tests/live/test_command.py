@@ -177,5 +177,5 @@ def test_ctrl_c_ends_it(fake):
     pytest.importorskip("bokeh", reason="the live page's extra is not installed")
     with running(fake.url) as (_, process):
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and "Traceback" not in output, output

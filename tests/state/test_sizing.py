@@ -14,7 +14,7 @@ from sglang_mamba_mtp.state.sizing import DRAFT_SLOTS, WINDOWS, Holding
 from sglang_mamba_mtp.state.window import WindowShape
 
 GIB = 1 << 30
-LAYERS, NODES, THRESHOLD = 36, 8, 8
+LAYERS, NODES = 36, 8
 STATE = LAYERS * (32 * 128 * 128 * 4 + 8192 * 3 * 2)  # Qwen3-Next's heads in float32, its convolution in bfloat16
 RATIO = 3
 
@@ -91,7 +91,7 @@ def row_bytes(holding: Holding) -> int:
     if holding is DRAFT_SLOTS:
         return (NODES - 1) * STATE
     return WindowShape.of(
-        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, window=THRESHOLD, dtype=torch.bfloat16, rewinds_to=0
+        FAMILIES["gdn"], PARAMS, layers=LAYERS, nodes=NODES, window=None, dtype=torch.bfloat16, rewinds_to=0
     ).bytes_per_row()
 
 
