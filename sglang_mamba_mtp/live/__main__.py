@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -95,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MtpError as error:
         print(f"mamba-mtp: {error}", file=sys.stderr)
         return 1
+    # a shell starts what runs in its background deaf to Ctrl-C's signal, and it is promised that this ends it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     watcher.start()
     with contextlib.suppress(KeyboardInterrupt):  # where Bokeh does not expect it yet
         print(f"mamba-mtp: {url} is shown at http://{options.host}:{options.port} until Ctrl-C", flush=True)
