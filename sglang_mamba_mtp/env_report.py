@@ -17,6 +17,7 @@ from functools import partial
 
 from . import __version__
 
+NOT_NEEDED = "not needed: a later SGLang has it"
 #: By the names their distributions have had, the newest first.
 PACKAGES = (
     ("torch",),
@@ -147,14 +148,14 @@ def plugin() -> Iterator[Row]:
 
     def state(hook: registry.Hook) -> str:
         if not hook.target.is_needed():
-            return "not needed: a later SGLang has it"
+            return NOT_NEEDED
         if hook not in registry.registered():
             return "not registered" if mode in hook.modes else f"not used in mode {mode}"
         return "live" if registry.is_live(hook) else "NOT LIVE"
 
     def as_expected(surface: surfaces.Surface) -> str:
         if not surface.is_needed():
-            return "not needed: a later SGLang has it"
+            return NOT_NEEDED
         missing = list(registry.problems([surface]))
         return f"MISSING: {missing[0]}" if missing else "as expected"
 

@@ -27,8 +27,9 @@ import triton.language as tl
 
 from ..common.elementary import exp_of_sum, exp_rn
 from ..common.fragments import addends, as_left, as_tile, inside, load_in_product_order, multiply, state_addends
+from ..common.operands import FOLD_TOKENS
 
-TOKENS = tl.constexpr(16)  # what a tensor core sums at once
+TOKENS = tl.constexpr(FOLD_TOKENS)
 STEP_FLOATS = tl.constexpr(320)  # the factors of a step, in a whole number of 128 bytes
 
 

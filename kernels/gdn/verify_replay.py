@@ -3,9 +3,9 @@
 prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
 with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
-row with more than `fold_threshold` pending tokens folds them, or all but its newest step's, into its checkpoint first,
-exactly (fold_tile.py), and its outputs start from the state as written; tokens that a fold leaves pending are read as
-those of other rows are.
+row with more than `fold_threshold` pending tokens folds the oldest into its checkpoint first, as many as
+common/pending.py says, exactly (fold_tile.py), and its outputs start from the state as written; tokens that a fold
+leaves pending are read as those of other rows are.
 
 A program owns one value head of one row (or some of its blocks of values): it keeps x and y in registers while the
 state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write: node inputs
@@ -359,7 +359,7 @@ def constants_for(
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
         # (no more stays pending when a row folds than when it waits: operands.Window)
         "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
-        "FOLD_STEPS": triton.cdiv(fold_at_once, TOKENS.value), "PARTS": padded_k // part, "PART": part,
+        "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": padded_k // part, "PART": part,
         "NATIVE": not interpreted,
     }  # fmt: skip
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}

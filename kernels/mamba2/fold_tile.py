@@ -19,8 +19,9 @@ import triton.language as tl
 
 from ..common.elementary import exp_of_sum, exp_rn
 from ..common.fragments import addends
+from ..common.operands import FOLD_TOKENS
 
-TOKENS = tl.constexpr(16)  # what a tensor core sums at once
+TOKENS = tl.constexpr(FOLD_TOKENS)
 
 
 @triton.jit

@@ -9,9 +9,9 @@ S0 = checkpoint[slot]. No solve: the tree only decides which terms count. Sums o
 two is as good as the sum between, so strong decays upstream of t cost no digits. D joins the diagonal term, both being
 coefficients of x_i.
 
-A row with more than fold_threshold pending tokens first folds them, or all but its newest step's, into its checkpoint,
-exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts are not touched here:
-the commit (common/window.py) asks the same rule (common/pending.py).
+A row with more than fold_threshold pending tokens first folds the oldest into its checkpoint, as many as
+common/pending.py says, exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts
+are not touched here: the commit (common/window.py) asks the same rule.
 
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
 (common/fragments.py), two for an output of 16 bits and three for float32.

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(1, str(ROOT / "launch" / "demo"))
 
 from mtp_bench import shapes  # noqa: E402 - the path first
+from mtp_bench.options import SHAPES, default_device, shape_names  # noqa: E402
+from mtp_bench.record import write_whole  # noqa: E402
 from mtp_demo import machine  # noqa: E402
 
 MODES = ("off", "replay")
@@ -50,10 +52,9 @@ def positive(text: str) -> int:
 
 def shape(text: str) -> Path:
     """A folder of launch/shapes."""
-    known = sorted(path.parent.name for path in ROOT.glob("launch/shapes/*/config.json"))
-    if text not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
-    return ROOT / "launch" / "shapes" / text
+    if text not in shape_names():
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(shape_names())}")
+    return SHAPES / text
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -93,8 +94,7 @@ def command(options: argparse.Namespace, mode: str, results: Path) -> list[str]:
         model = ["--model-path", options.model_path]
     else:
         folder = shapes.make(options.shape, ROOT / ".cache" / "shapes" / options.shape.name)
-        model = ["--model-path", str(folder), "--tokenizer-path", str(folder / shapes.TOKENIZER)]
-        model += ["--load-format", "dummy"]
+        model = ["--model-path", str(folder), *shapes.flags(folder)]
     batches = [str(batch) for batch in options.batches for _ in range(options.repeats)]
     lengths = ["--input-len", str(options.input_len), "--output-len", str(options.output_len)]
     said = ["--mamba-mtp-mode", mode, "--result-filename", str(results)]
@@ -158,11 +158,10 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def opened(options: argparse.Namespace) -> dict[str, Any]:
     """The record in ``--out``, or a new one."""
-    device = "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
     fresh = {
         "command": ["python", "launch/bench/one_batch.py", *sys.argv[1:]],
         "commit": machine.commit(ROOT),
-        "hardware": machine.hardware(device),
+        "hardware": machine.hardware(default_device()),
         "settings": settings_of(options),
         "runs": [],
     }
@@ -175,13 +174,9 @@ def opened(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def keep(record: dict[str, Any], path: Path | None) -> None:
-    """Write ``record``, whole or not at all."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write ``record``, whole or not at all, where there is somewhere to."""
+    if path is not None:
+        write_whole(path, record)
 
 
 def main(argv: Sequence[str]) -> int:

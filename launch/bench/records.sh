@@ -13,7 +13,7 @@ common="--sampling-backend pytorch --grammar-backend none --disable-prefill-cuda
 name="${1:-}"
 case "$name" in
     # SGLang refuses Triton attention for Nemotron-H, whose first layer is no attention layer.
-    nemotron-*) model=(--shape nemotron-nano-9b-v2 --concurrency 16,64,128 --conversations 64
+    nemotron-*) model=(--shape nemotron-nano-9b-v2 --concurrency 64,256 --conversations 64
         --server-args "--attention-backend flashinfer $common") ;;
     granite-*) model=(--shape granite-4.0-h-small --concurrency 16,64,128 --server-args "--attention-backend flashinfer $common") ;;
     qwen3.5-*) model=(--shape qwen3.5-35b-a3b --concurrency 16,64,256 --server-args "--attention-backend triton $common") ;;

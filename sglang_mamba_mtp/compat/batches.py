@@ -141,8 +141,7 @@ def key_length(req: Any) -> int:
 def answered_length(req: Any) -> int:
     """How many tokens the prompt and the answer of ``req``, which has ended, have together. Up to 0.5.21 `key_length`
     counts those that were accepted past the answer's stop too, which nobody is told and no next turn begins with."""
-    answer = len(req.output_ids)
-    return len(req.origin_input_ids) + (answer if req.finished_len is None else min(answer, req.finished_len))
+    return len(req.origin_input_ids) + len(req.output_ids_through_stop)
 
 
 def insertion_of_a_prefix(insert_params: Any, length: int, state: Any) -> Any:

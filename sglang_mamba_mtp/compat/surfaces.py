@@ -307,7 +307,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     ),
     _read(
         f"{_SCHEDULE}:Req",
-        "skip_radix_cache_insert finished finished_len is_retracted seqlen get_fill_ids origin_input_ids output_ids",
+        "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids origin_input_ids output_ids_through_stop",
     ),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),

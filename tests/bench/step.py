@@ -31,7 +31,7 @@ from sglang_mamba_mtp.names import GDN, MAMBA2  # noqa: E402
 from sglang_mamba_mtp.state.axis_order import VK, axis_orders_for  # noqa: E402
 from sglang_mamba_mtp.state.draft_slots import DraftSlots, draft_slots  # noqa: E402
 from sglang_mamba_mtp.state.store import DraftStore, VerifyBatch  # noqa: E402
-from sglang_mamba_mtp.state.window import Window, WindowShape, threshold_for  # noqa: E402
+from sglang_mamba_mtp.state.window import Window, WindowShape  # noqa: E402
 
 ACTIVATIONS = torch.bfloat16
 
@@ -373,9 +373,6 @@ class Ours:
         length and tracks none. hollow: to compile kernels only; all slots of all layers are one piece of memory."""
         rewinds = mode == "rewind"
         self.tracks = not rewinds
-        stays = len(drafts.accepted) if rewinds else 0
-        threshold = max(threshold_for(window, drafts.nodes), rewinds * drafts.nodes)
-        self.phases = len(window_cycle(len(drafts.accepted), threshold, stays, drafts.nodes))
         layer, rows = drafts.layer, drafts.sets * drafts.batch
         self.drafts, self.layer = drafts, layer
         slots = drafts.first_draft_slot + (rows * draft_slots(drafts.nodes) if mode == "slots" else 0)
@@ -384,6 +381,22 @@ class Ours:
         family = FAMILIES[layer.family]
         pools = {"states": self.states, "conv_states": self.conv_states, "axis_orders": self.axis_orders}
         sizes = {"rows": rows, "max_batch": drafts.batch}
+        shape = SimpleNamespace(
+            temporal=layer.shape.temporal,
+            conv=[(layer.shape.conv_dim, CONV_WIDTH - 1)],
+            num_k_heads_per_tp=getattr(layer.shape, "H", None),
+        )
+        window_shape = WindowShape.of(
+            family,
+            SimpleNamespace(shape=shape),
+            layers=layers,
+            nodes=drafts.nodes,
+            window=window,
+            dtype=ACTIVATIONS,
+            rewinds_to=int(rewinds),
+        )
+        stays = len(drafts.accepted) if rewinds else 0
+        self.phases = len(window_cycle(len(drafts.accepted), window_shape.threshold, stays, drafts.nodes))
         if mode == "slots":
             self.store: DraftStore = DraftSlots(
                 verify=family.slots(layer.device),
@@ -393,20 +406,6 @@ class Ours:
                 **sizes,
             )
         else:
-            shape = SimpleNamespace(
-                temporal=layer.shape.temporal,
-                conv=[(layer.shape.conv_dim, CONV_WIDTH - 1)],
-                num_k_heads_per_tp=getattr(layer.shape, "H", None),
-            )
-            window_shape = WindowShape.of(
-                family,
-                SimpleNamespace(shape=shape),
-                layers=layers,
-                nodes=drafts.nodes,
-                window=window,
-                dtype=ACTIVATIONS,
-                rewinds_to=int(rewinds),
-            )
             self.store = Window(
                 window_shape,
                 verify=family.replay(layer.device),

@@ -178,10 +178,12 @@ class Bookkeeping:
         return free
 
 
-#: Windows whose rows a verify folds itself, for either family: all in one step, as many as one holds, in more steps.
+#: Windows whose rows a verify folds itself, for either family: all in one step, as many as one holds (of a long window,
+#: too), in more steps.
 FOLDING = (
     {},
     {"nodes": 8, "fold_threshold": 16, "pending": [17, 24, 20]},
+    {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
     {"nodes": 17, "fold_threshold": 3, "pending": [4, 20, 17]},
 )
 

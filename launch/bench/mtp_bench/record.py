@@ -179,11 +179,16 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """To a neighbour first, so that no interruption leaves half a file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        neighbour = self.path.with_name(self.path.name + ".new")
-        neighbour.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
-        neighbour.replace(self.path)
+        """See `write_whole`."""
+        write_whole(self.path, self.content)
+
+
+def write_whole(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content`` as JSON, to a neighbour first, so that no interruption leaves half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    neighbour = path.with_name(path.name + ".new")
+    neighbour.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    neighbour.replace(path)
 
 
 def _flat(conditions: dict[str, Any]) -> dict[str, Any]:

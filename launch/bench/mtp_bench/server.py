@@ -57,7 +57,7 @@ def arguments(options: Options, serving: Serving, model: Path | str) -> list[str
     if options.dtype is not None:
         flags += ["--dtype", options.dtype]
     if options.shape is not None:
-        flags += ["--load-format", "dummy", "--tokenizer-path", str(Path(model) / shapes.TOKENIZER)]
+        flags += shapes.flags(model)
     if options.max_total_tokens is not None:
         flags += ["--max-total-tokens", str(options.max_total_tokens)]
     elif options.mem_fraction is not None or options.device == "cuda":

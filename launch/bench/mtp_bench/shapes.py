@@ -32,6 +32,11 @@ def make(shape: Path, folder: Path) -> Path:
     return folder
 
 
+def flags(folder: Path | str) -> list[str]:
+    """What a server is started with on top, where its model is a ``folder`` that `make` has filled."""
+    return ["--load-format", "dummy", "--tokenizer-path", str(Path(folder) / TOKENIZER)]
+
+
 def word_tokenizer(size: int) -> dict[str, Any]:
     """A tokenizer.json whose ids 0 .. ``size`` - 1 are the words t0, t1, ..."""
     return {

@@ -16,7 +16,7 @@ from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..helpers import FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
-from .case import WINDOWS, make_case, with_books
+from .case import WINDOWS, make_case
 from .slots_case import turned
 
 # ------------------------------------------------------------------------------------------------- the arithmetic
@@ -235,15 +235,9 @@ def test_the_windows_size_changes_no_bits(device):
 def test_what_a_fold_leaves_pending_is_read_as_a_waiting_rows_is(tree, device):
     given = {"batch": 3, "nodes": 4, "tree": tree, "H": 1, "HV": 2, "dtype": torch.bfloat16, "device": device}
     ours = make_case(**given, fold_threshold=16, pending=[17, 20, 5], newest=[2, 1, 3])
-    books, row, slot = ours.books, ours.books.rows.long(), ours.books.slots.long()
-    folded = torch.tensor([15, 16, 0], dtype=torch.int32, device=device)
+    assert [ours.books.folding(b) for b in range(3)] == [15, 16, 0]
     settled = ours.clone()
-    settled.fold(gdn_fold, Folds(books.slots, books.slots, books.rows, folded))
-    order, pending = books.order.clone(), books.pending.clone()
-    for b, count in enumerate(folded.tolist()):
-        order[row[b]] = books.order[row[b]].roll(-count)
-        pending[slot[b]] -= count
-    settled = with_books(settled, order=order, pending=pending)
+    folded_by(gdn_fold, settled)
     o = ours.run(gdn_verify)
     assert_same_bits("o", settled.run(gdn_verify), o)
     for name in ("checkpoint", *WINDOWS):
