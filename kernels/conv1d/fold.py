@@ -23,6 +23,8 @@ from ..common.pending import pending_and_folding
 from .options import check_width
 from .window import ConvWindow
 
+BLOCK_CHANNELS = 1024  # most programs of a step find that their row does not fold, and cost their start alone
+
 
 @triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts"])
 def _fold_conv_kernel(
@@ -101,7 +103,7 @@ def _launch(
     check_width(taps + 1)
     if batch == 0 or layers == 0:
         return
-    block = min(256, triton.next_power_of_2(dim))
+    block = min(BLOCK_CHANNELS, triton.next_power_of_2(dim))
     _fold_conv_kernel[launch_grid(triton.cdiv(dim, block) * batch, layers)](
         conv_states,
         window.inputs,
