@@ -14,7 +14,6 @@ import triton.language as tl
 from .axis_order import KV
 
 IS_KV = tl.constexpr(KV)
-LINE = tl.constexpr(128)  # bytes
 
 
 @triton.jit
@@ -41,13 +40,3 @@ def store_state(in_vk, in_kv, tile, mask, is_kv, EITHER: tl.constexpr):
             tl.store(in_vk, tile, mask=mask)
     else:
         tl.store(in_vk, tile, mask=mask)
-
-
-@triton.jit
-def prefetch(start, BYTES: tl.constexpr, LINES: tl.constexpr):
-    """Ask for BYTES from the pointer `start` on; LINES: how many lines that is, as a power of two."""
-    last: tl.constexpr = (BYTES - 1) // LINE
-    line = start.to(tl.int64) + tl.minimum(tl.arange(0, LINES), last) * LINE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
-    )

@@ -44,7 +44,7 @@ from ..common.fragments import (
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States, check_nodes
 from ..common.pending import pending_and_folding
-from ..common.tile import IS_KV, prefetch
+from ..common.tile import IS_KV
 from .arguments import check_groups, node_inputs
 from .fold import PART
 from .fold_tile import STEP_FLOATS, TOKENS, fold_step, load_factors, step_keys, step_tokens
@@ -207,7 +207,7 @@ def _verify_kernel(
     stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
-    PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, PREFETCH: tl.constexpr,
+    PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr,
     SPLIT: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
     FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
@@ -230,9 +230,6 @@ def _verify_kernel(
             tl.extra.cuda.gdc_wait()
         return
     state_head = states + slot * stride_slot + hv * (V * K)
-    if PREFETCH > 0:
-        block_bytes: tl.constexpr = BP * K * (states.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(state_head + first_block * (BP * K), PREFETCH * block_bytes, 512)
     row = tl.load(rows + batch_row).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
@@ -286,7 +283,6 @@ class VerifyConfig:
     num_warps, prepare_warps  of the two kernels.
     num_stages, fold_stages   of the second kernel, where a row does not fold and where it does: how many blocks are in
                               hand, one computed and the others on their way.
-    prefetched                blocks that it asks into the L2 cache before it does anything else.
     split                     x in two bf16 addends; else as float32, for float32 outputs.
     overlap                   let the second kernel start and load state while the first runs (programmatic dependent
                               launch).
@@ -300,7 +296,6 @@ class VerifyConfig:
     prepare_warps: int = 1
     num_stages: int = 2
     fold_stages: int = 2
-    prefetched: int = 0
     split: bool = True
     overlap: bool = False
     registers: int | None = None
@@ -354,19 +349,17 @@ def constants_for(
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     query_chunk, part = min(config.query_chunk, padded_k), min(PART, padded_k)
-    interpreted = triton.knobs.runtime.interpret
     common = {
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
         # (no more stays pending when a row folds than when it waits: operands.Window)
         "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
         "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": padded_k // part, "PART": part,
-        "NATIVE": not interpreted,
+        "NATIVE": not triton.knobs.runtime.interpret,
     }  # fmt: skip
     prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
-        "WARPS": min(config.num_warps, config.block_v // 16),
-        "PREFETCH": 0 if interpreted else config.prefetched, "CHUNK": chunk_of(state, part),
+        "WARPS": min(config.num_warps, config.block_v // 16), "CHUNK": chunk_of(state, part),
         "STAGES": config.num_stages, "FOLD_STAGES": config.fold_stages, "EITHER": either,
     }  # fmt: skip
     return {**common, **prepare}, {**common, **verify}

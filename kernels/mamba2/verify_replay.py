@@ -53,7 +53,7 @@ from ..common.fragments import (
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States
 from ..common.pending import pending_and_folding
-from ..common.tile import IS_KV, prefetch
+from ..common.tile import IS_KV
 from .arguments import check_sizes, parameters
 from .fold_tile import TOKENS, fold_factors, weighted
 from .window import Mamba2Window
@@ -63,17 +63,13 @@ KEPT_COLUMNS = 2 * 128  # of the pending tokens' B, in registers: two products' 
 
 
 class Tiling(NamedTuple):
-    """Launch shape. A program streams blocks_per_program blocks of block_p state rows each.
-
-    prefetched: blocks that it asks into the L2 cache before it computes coefficients.
-    """
+    """Launch shape. A program streams blocks_per_program blocks of block_p state rows each."""
 
     block_p: int
     blocks_per_program: int
     num_warps: int
     num_stages: int
     max_registers: int = 0  # a thread; 0: the compiler's choice
-    prefetched: int = 0
 
 
 @triton.jit
@@ -191,7 +187,7 @@ def _mamba2_verify_kernel(
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr,
-    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, PREFETCH: tl.constexpr, WARPS: tl.constexpr,
+    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -213,9 +209,6 @@ def _mamba2_verify_kernel(
         return
 
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
-    if PREFETCH > 0:
-        bytes_a_block: tl.constexpr = BLOCK_P * DSTATE * (checkpoint.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(checkpoint_head + first_block * (BLOCK_P * DSTATE), PREFETCH * bytes_a_block, 512)
     row = tl.load(rows + b).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     folds = folding > 0
@@ -375,7 +368,6 @@ def constants_for(
         "FOLD_STEPS": fold_at_once // TOKENS.value,
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
         "BLOCKS": tiling.blocks_per_program,
-        "PREFETCH": 0 if triton.knobs.runtime.interpret else tiling.prefetched,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
     }
 

@@ -312,8 +312,6 @@ def candidates() -> list[dict[str, Any]]:
         {"block_v": 32, "blocks": 4, "num_warps": 2, "registers": 168},
         {"block_v": 32, "blocks": 4, "num_warps": 2, "registers": 128},
         {"block_v": 64, "blocks": 2, "num_warps": 4},
-        {"prefetched": 1},
-        {"prefetched": 2},
         {"query_chunk": 32},
         {"query_chunk": 128},
         {"prepare_warps": 2},

@@ -53,9 +53,8 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
         {"query_chunk": 128, "prepare_warps": 4},
         {"prepare_warps": 2},
         {"registers": 168},
-        {"prefetched": 1},
         {"overlap": True},
-        {"overlap": True, "blocks": 1, "prefetched": 1},
+        {"overlap": True, "blocks": 1},
     ],
     ids=str,
 )
