@@ -38,6 +38,23 @@ class HostCopy(NamedTuple):
     axis_orders: torch.Tensor
 
 
+@contextlib.contextmanager
+def _fitting(what: str, flags: str) -> Iterator[None]:
+    """Memory for ``what`` is taken here; ``flags`` make that smaller.
+
+    Raises
+        MtpError: the device has not got it.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = ". ".join(str(error).split(". ")[:2])
+        raise MtpError(
+            f"{what} do not fit into the device's memory ({said}). Something else may hold memory there "
+            f"(nvidia-smi shows it); else lower {flags}"
+        ) from error
+
+
 class MtpMambaPool(MambaPool):
     """``MambaPool`` with no intermediate buffers; same constructor.
 
@@ -47,7 +64,11 @@ class MtpMambaPool(MambaPool):
         request_rows: request rows, the padding row included.
         axis_orders: which slot is in which axis order.
         store: what the mode keeps of draft nodes; None until a backend opened it.
+        made_of, made_smaller_by: for who has no memory for it: what the store is made of, and the flags to turn.
     """
+
+    made_of = "bookkeeping"
+    made_smaller_by = "--mem-fraction-static or --max-running-requests"
 
     def __init__(
         self,
@@ -57,10 +78,11 @@ class MtpMambaPool(MambaPool):
         spec_state_size: int,
         **kwargs: Any,
     ) -> None:
-        # Without a draft length SGLang's pool allocates no per-draft copies.
-        super().__init__(
-            cache_params=cache_params, speculative_num_draft_tokens=None, spec_state_size=spec_state_size, **kwargs
-        )
+        with _fitting(f"{kwargs['size']} state slots", "--mem-fraction-static or --max-mamba-cache-size"):
+            # Without a draft length SGLang's pool allocates no per-draft copies.
+            super().__init__(
+                cache_params=cache_params, speculative_num_draft_tokens=None, spec_state_size=spec_state_size, **kwargs
+            )
         self.cache_params = cache_params
         self.max_nodes = speculative_num_draft_tokens or 0
         self.request_rows = spec_state_size + 1
@@ -75,11 +97,12 @@ class MtpMambaPool(MambaPool):
         the same pool share it.
 
         Raises
-            MtpError: a backend over this pool has opened a different one.
+            MtpError: a backend over this pool has opened a different one, or there is no memory for it.
         """
         kind = self._kind_of_store(family, model_runner)
         if self.store is None:
-            with self._memory():
+            what = f"the {self.made_of} of {self.request_rows - 1} requests with {self.max_nodes} draft nodes"
+            with self._memory(), _fitting(what, self.made_smaller_by):
                 self.store, self._opened_as = self._make_store(family, model_runner, max_batch), kind
         elif self._opened_as != kind:
             raise MtpError(f"two backends over one mamba pool want different buffers: {self._opened_as}, {kind}")
@@ -183,6 +206,9 @@ class MtpMambaPool(MambaPool):
 
 class ReplayPool(MtpMambaPool):
     """Replay mode's pool: windows beside the slots."""
+
+    made_of = "windows"
+    made_smaller_by = "--mem-fraction-static, --max-running-requests or --mamba-mtp-window"
 
     @staticmethod
     def _rewinds_to(model_runner: Any) -> int:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import torch
+
+from sglang_mamba_mtp.errors import MtpError
 
 pytestmark = pytest.mark.usefixtures("sglang")
 
@@ -54,6 +60,44 @@ def check_copies(device: str) -> int:
 
 def test_copies_go_to_their_slots_and_nowhere_else():
     check_copies("cpu")
+
+
+def _no_memory(module, dtype: torch.dtype):
+    """Nothing of this type can be allocated by ``module``'s torch, on any device, as PyTorch says it of a GPU."""
+
+    def allocate(real):
+        def without_memory(*size, **kwargs):
+            if kwargs.get("dtype") == dtype:
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 7.00 GiB. GPU 0 has a total of 1 MiB"
+                )
+            return real(*size, **kwargs)
+
+        return without_memory
+
+    names = {name: allocate(getattr(module.torch, name)) for name in ("empty", "zeros")}
+    return mock.patch.multiple(module.torch, **names)
+
+
+def test_who_has_no_memory_for_slots_is_told_the_flag():
+    from sglang.srt.mem_cache import memory_pool
+
+    told = "64 state slots do not fit into the device's memory (CUDA out of memory. Tried to allocate 7.00 GiB). "
+    with _no_memory(memory_pool, torch.float32), pytest.raises(MtpError, match=re.escape(told)) as raised:
+        make_pool("cpu")
+    assert str(raised.value).endswith("else lower --mem-fraction-static or --max-mamba-cache-size")
+
+
+def test_who_has_no_memory_for_windows_is_told_the_flag():
+    from sglang_mamba_mtp.state import window
+
+    pool = make_pool("cpu")
+    runner = SimpleNamespace(dtype=torch.bfloat16, model=None)
+    told = "the windows of 4 requests with 4 draft nodes do not fit into the device's memory"
+    with _no_memory(window, torch.float32), pytest.raises(MtpError, match=told) as raised:
+        pool.open_store("gdn", runner, 4)
+    assert str(raised.value).endswith("else lower --mem-fraction-static, --max-running-requests or --mamba-mtp-window")
+    assert pool.store is None
 
 
 @pytest.mark.gpu
