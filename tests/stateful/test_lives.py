@@ -347,7 +347,8 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def finish_or_abort_dropping_the_active_slot(self) -> None:
         request = self.running[self.pick(len(self.running))]
-        self.free_slots += [request.slot, request.track]
+        # its own slot is the next request's own, or the next one's to track in
+        self.free_slots += [request.track, request.slot] if self.pick(2) else [request.slot, request.track]
         self.release(request)
 
     @rule()
