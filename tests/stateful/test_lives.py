@@ -436,16 +436,17 @@ class RewindLives(ReplayLives):
     """Replay mode where states are rewound: requests end a step late, and give their own slots away."""
 
     tracks = False
+    pages = (1, 1, 2, 5)
 
     @initialize(
         family=FAMILY,
         seed=st.integers(0, 2**20),
         threshold=st.sampled_from([0, 1, 3, 8]),
         layout=LAYOUT,
-        page=st.sampled_from([1, 1, 2, 5]),
     )
-    def start(self, family: str, seed: int, threshold: int, layout: str, page: int) -> None:
-        self.live(rewind_pool(self.draw_model(family, seed), threshold, layout, page))
+    def start(self, family: str, seed: int, threshold: int, layout: str) -> None:
+        model = self.draw_model(family, seed)
+        self.live(rewind_pool(model, threshold, layout, self.pages[self.pick(len(self.pages))]))
 
     @precondition(lambda self: self.running)
     @rule(steps=st.integers(0, 6), late=st.booleans(), nodes=st.integers(1, NODES), chain=st.booleans())
