@@ -70,6 +70,7 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
+        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie.
         counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
@@ -79,6 +80,7 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
+        self.schedule: torch.Tensor | None = None
         self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
@@ -99,7 +101,13 @@ class DraftStore(ABC):
 
     def rows(self, batch: VerifyBatch) -> Rows:
         """The running verify as the kernels take it: its rows and their draft trees."""
-        return Rows(batch.slots, batch.rows, parents=self.parents(batch), ancestors=self.ancestors(batch))
+        return Rows(
+            batch.slots,
+            batch.rows,
+            parents=self.parents(batch),
+            ancestors=self.ancestors(batch),
+            schedule=self.schedule,
+        )
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         if batch.size > self._max_batch or batch.nodes > self.nodes:

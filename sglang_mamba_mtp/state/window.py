@@ -32,12 +32,12 @@ token a fold also leaves what came after the last page boundary before them, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from mamba_mtp_kernels.common import operands
-from mamba_mtp_kernels.common.operands import FOLD_TOKENS, Folds, Rows, States
+from mamba_mtp_kernels.common.operands import FOLD_TOKENS, Folds, States
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
@@ -210,9 +210,6 @@ class Window(DraftStore):
             rows=self.rows(batch),
             window=self._conv_layers[index],
         )
-
-    def rows(self, batch: VerifyBatch) -> Rows:
-        return replace(super().rows(batch), schedule=self.schedule)
 
     def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
         states, window = self._layers[index]
