@@ -32,6 +32,8 @@ class OnDevice(torch.Tensor):
             Watch.reads.append(name)
         if name in ("__getitem__", "__setitem__") and _has_mask(args[1]):
             Watch.reads.append(f"{name} with a mask")
+        if name in ("__getitem__", "__setitem__") and _has_list(args[1]):
+            Watch.reads.append(f"{name} with a list")
         if name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[1], OnDevice):
             Watch.reads.append("repeat_interleave without output_size")
         if name == "to" and _names_host(args, kwargs):
@@ -42,6 +44,11 @@ class OnDevice(torch.Tensor):
 def _has_mask(index) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(part, OnDevice) and part.dtype == torch.bool for part in parts)
+
+
+def _has_list(index) -> bool:
+    """A list is sent to the device from pageable memory, and the host waits until it is there."""
+    return any(isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,)))
 
 
 def _names_host(args, kwargs) -> bool:

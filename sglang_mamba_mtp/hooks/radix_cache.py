@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..compat import batches
 from ..state.pools import MtpMambaPool
 from ..state.rewind import RewindRequests
@@ -58,9 +60,14 @@ def drop_state_past_a_grammar(
 def track_only_into_own_snapshots(result: None, batch: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER `set_mamba_track_indices_from_reqs`: a request that finished after its next verify was planned is in that
     verify all the same, and the slots it tracked into are the radix cache's or another request's by now."""
+    indices = batch.mamba_track_indices
+    if indices is None:
+        return
     freed = [row for row, req in enumerate(batch.reqs) if batches.tracking_of(req).mamba_next_track_idx is None]
     if freed:
-        batch.mamba_track_indices[freed] = -1
+        # A list as an index would wait for the draft, which is at work on this stream.
+        rows = torch.tensor(freed, dtype=torch.int64, pin_memory=indices.device.type == "cuda")
+        indices.index_fill_(0, rows.to(indices.device, non_blocking=True), -1)
 
 
 def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval: int, max_draft_tokens: int) -> None:

@@ -71,6 +71,19 @@ def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_para
     requests.mamba_allocator.free(slot)
 
 
+def track_nothing_in_a_verify(original: Callable[..., None], batch: Any, *args: Any, **kwargs: Any) -> None:
+    """AROUND `set_mamba_track_indices_from_reqs`: no request holds a snapshot slot while it decodes, so there is
+    nothing to look up for a verify.
+
+    SGLang would gather slots that are not there, send the numbers of all rows to the device (from 0.5.22 on), which
+    waits for the draft at work there, and work out with every commit where each request crosses an interval.
+    """
+    if isinstance(batch.req_to_token_pool, RewindRequests):
+        batch.mamba_track_indices = None
+    else:
+        original(batch, *args, **kwargs)
+
+
 def track_where_there_is_a_slot(entry: Any, batch: Any, req: Any) -> Any:
     """AFTER `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: perhaps no slot was left for this prefill's
     snapshot."""

@@ -41,6 +41,7 @@ TABLE: tuple[Hook, ...] = (
     Hook(
         "track_indices", "AFTER", radix_cache.track_only_into_own_snapshots, OURS, "nothing is tracked into freed slots"
     ),
+    Hook("track_indices", "AROUND", rewind.track_nothing_in_a_verify, REWINDS, "no look-up, and no wait for the draft"),
     Hook(
         "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
     ),
