@@ -238,7 +238,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     ),
     _read(_HL, "Mamba2AttnBackend"),
     _read(_GDN, "GDNAttnBackend"),
-    _read(f"{_HL}:HybridLinearAttnBackend", "linear_attn_backend"),
+    _read(f"{_HL}:HybridLinearAttnBackend", "linear_attn_backend full_attn_backend attn_backend_list"),
     _read(
         f"{_HL}:MambaAttnBackendBase",
         "device topk req_to_token_pool forward_metadata conv_states_shape retrieve_next_token_list "

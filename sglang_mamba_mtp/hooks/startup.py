@@ -187,6 +187,8 @@ def build_attention_backend(original: Callable[..., Any], runner: Any, full_attn
     with _backend_in_place_of_stock(serving.family, serving.backend):
         built = original(runner, full_attn_backend)
     _require_ours(built, serving.backend)
+    attention.plan_linear_layers_first(built)
+    attention.plan_without_a_walk(runner.server_args)
     return built
 
 
