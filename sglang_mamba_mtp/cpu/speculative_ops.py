@@ -219,6 +219,9 @@ def verify_tree_greedy_cpu(
 ) -> None:
     """Walk each tree from the root along the target's own tokens.
 
+    A link to no later node leads nowhere: in a tree none does, and what led back could be followed for ever. One past
+    the tree is an IndexError.
+
     Args
         predicts: flat `[bs * N]`, receives the target's token at every accepted node.
         accept_index: `[bs, depth]` prefilled with -1, receives flat indices of the accepted nodes, root first.
@@ -234,10 +237,10 @@ def verify_tree_greedy_cpu(
         node, path = 0, [index[i][0]]
         while len(path) < depth:
             want = target[path[-1]]
-            following = child[i][node]
-            while following >= 0 and drafts[i][following] != want:
-                following = sibling[i][following]
-            if following < 0:
+            before, following = node, child[i][node]
+            while following > before and drafts[i][following] != want:
+                before, following = following, sibling[i][following]
+            if following <= before:
                 break
             node = following
             path.append(index[i][node])

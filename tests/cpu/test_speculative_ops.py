@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 
 import pytest
 import torch
@@ -117,6 +118,73 @@ def test_greedy_verification_follows_the_target():
             assert accepted[i].tolist() == flat + [-1] * (depth - len(path))
             assert int(count[i]) == len(path) - 1
             assert predicts[flat].tolist() == target[i, path].tolist()
+
+
+@pytest.fixture
+def alarm():
+    """What does not end within ten seconds raises TimeoutError."""
+
+    def ring(number, frame):
+        raise TimeoutError("it goes round for ever")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def _verify_greedy(child: list[int], sibling: list[int], drafts: list[int], said: int) -> list[int]:
+    """Nodes accepted of one tree of N nodes after which the target says ``said`` everywhere; it stands beside a chain
+    of the same drafts, which must be what it was."""
+    chain = oracles.links(TREES["chain"])
+    predicts = torch.full((2 * N,), -7, dtype=torch.int32)
+    accepted, count = torch.full((2, N), -1, dtype=torch.int32), torch.empty(2, dtype=torch.int32)
+    speculative_ops.verify_tree_greedy_cpu(
+        predicts,
+        accepted,
+        count,
+        torch.tensor([drafts] * 2),
+        torch.arange(2 * N).view(2, N),
+        torch.tensor([child, chain[0]]),
+        torch.tensor([sibling, chain[1]]),
+        torch.full((2, N), said),
+    )
+    matching = next((node for node in range(1, N) if drafts[node] != said), N)
+    assert accepted[1].tolist() == [*range(N, N + matching), *[-1] * (N - matching)]
+    return accepted[0, : int(count[0]) + 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("child", "sibling", "drafts", "path"),
+    [
+        ([0, -1, -1, -1, -1], [-1] * 5, [8] * 5, [0]),
+        ([1, 0, -1, -1, -1], [-1] * 5, [8] * 5, [0, 1]),
+        ([1, 2, 1, -1, -1], [-1] * 5, [8] * 5, [0, 1, 2]),
+        ([1, -1, -1, -1, -1], [-1, 1, -1, -1, -1], [0, 9, 8, 8, 8], [0]),
+        ([1, -1, -1, -1, -1], [-1, 2, 3, 1, -1], [0, 9, 9, 9, 8], [0]),
+        ([3, -1, -1, -1, -1], [-1, -1, -1, 2, -1], [0, 8, 8, 9, 8], [0]),
+        ([-(2**62), -1, -1, -1, -1], [-9] * 5, [8] * 5, [0]),
+    ],
+    ids=[
+        "own child",
+        "parent's parent",
+        "circle of children",
+        "own sibling",
+        "circle of siblings",
+        "sibling backwards",
+        "negative",
+    ],
+)
+def test_a_link_that_leads_back_leads_nowhere(child, sibling, drafts, path, alarm):
+    """Greedy acceptance ends there, and the tree beside it is what it was."""
+    assert _verify_greedy(child, sibling, drafts, 8) == path
+
+
+@pytest.mark.parametrize(("child", "sibling"), [([5] * 5, [-1] * 5), ([1, -1, -1, -1, -1], [-1, 2**40, -1, -1, -1])])
+def test_a_link_past_the_tree_is_refused(child, sibling):
+    with pytest.raises(IndexError):
+        _verify_greedy(child, sibling, [9] * 5, 8)
 
 
 def test_cache_location_round_trip():
