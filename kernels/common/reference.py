@@ -39,7 +39,6 @@ def build_tree_reference(
                 valid = (target > node) & (target < nodes) & (parent >= 0)
                 chain.scatter_(1, torch.where(valid, target, nodes)[:, None], parent[:, None])
         chain = chain[:, :nodes].clone()
-        chain[:, 0] = -1  # a one-node tree shares this column with the rejected links
     parents[:batch] = chain.to(parents.dtype)
     masks = torch.zeros(batch, nodes, device=device, dtype=torch.int64)
     for node in range(1, nodes):
