@@ -8,7 +8,8 @@ import os
 import time
 
 POISON = 126
-"""A token that `poison` turns into NaN, the last ordinary one of the tests' models. Nobody says or drafts it."""
+"""A token that `poison` turns into NaN and `scramble` marks requests by, the last ordinary one of the tests' models.
+Nobody says or drafts it."""
 
 
 def apply(name: str | None) -> None:
@@ -139,6 +140,40 @@ def _poison():
     VocabParallelEmbedding.forward = wrapped
 
 
+def _scramble():
+    """Requests with POISON in their prompts have drafts whose links are any numbers: no tree, and mostly not in it."""
+    import torch
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_mamba_mtp.state.store import DraftStore
+
+    _mute()
+    run_batch, prepare, marked = Scheduler.run_batch, DraftStore.prepare, set()
+    generator = torch.Generator().manual_seed(0)
+
+    @functools.wraps(run_batch)
+    def noting(self, batch, *args, **kwargs):
+        for req, row in zip(batch.reqs, batch.req_pool_indices.tolist(), strict=True):
+            (marked.add if POISON in req.origin_input_ids else marked.discard)(row)
+        return run_batch(self, batch, *args, **kwargs)
+
+    def scrambled(links, rows):
+        nodes = links.shape[1]
+        any_numbers = torch.randint(-nodes, 2 * nodes, links.shape, dtype=links.dtype, generator=generator)
+        far = torch.randint(-(2**31), 2**31, links.shape, generator=generator).to(links.dtype)
+        any_numbers = torch.where(torch.rand(links.shape, generator=generator) < 0.1, far, any_numbers)
+        return torch.where(rows[:, None], any_numbers, links)
+
+    @functools.wraps(prepare)
+    def garbled(self, batch, next_token, next_sibling):
+        rows = torch.tensor([row in marked for row in batch.rows.tolist()])
+        if next_token is None:  # the warm-up of kernels, for chains
+            return prepare(self, batch, None, None)
+        return prepare(self, batch, scrambled(next_token, rows), scrambled(next_sibling, rows))
+
+    Scheduler.run_batch, DraftStore.prepare = noting, garbled
+
+
 def _no_wait():
     """No fault: CUDA raises where our GDN backend waits for the device while it prepares a forward."""
     import torch
@@ -184,6 +219,7 @@ FAULTS = {
     "reasons": _reasons,
     "mute": _mute,
     "poison": _poison,
+    "scramble": _scramble,
     "no_wait": _no_wait,
     "die": _die,
     "hang": _hang,
