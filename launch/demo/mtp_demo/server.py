@@ -72,10 +72,10 @@ def require_health(port: int, otherwise: str) -> None:
 
 
 class Server:
-    """``command`` plus host and port, from `start` to `stop`; ``log`` gets what it prints."""
+    """``command`` plus host and port (None: a free one), from `start` to `stop`; ``log`` gets what it prints."""
 
-    def __init__(self, command: list[str], *, device: str, log: Path) -> None:
-        self.port = free_port()
+    def __init__(self, command: list[str], *, device: str, log: Path, port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
         self.command = [*command, "--host", HOST, "--port", str(self.port)]
         self.log = log
         self.start_seconds = 0.0

@@ -1,0 +1,64 @@
+"""Clients of a server that dies: what each was told, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import requests
+
+TIMEOUT = 120.0
+"""Seconds without a byte after which a client gives up: no answer here takes as long."""
+TOKENS = 6000
+"""More than are said before the server dies, and within the tiny models' 8192."""
+
+
+class Client(threading.Thread):
+    """One greedy request for `TOKENS` tokens, in a thread of its own.
+
+    Attributes
+        told: the text that has arrived.
+        complete: whether the answer was said to be whole: a finish reason, or the end of OpenAI's stream.
+        error: what `requests` raised; None while it runs, and after a response that ended as HTTP has it.
+    """
+
+    def __init__(self, port: int, prompt: Sequence[int], *, path: str = "/generate", stream: bool = True) -> None:
+        super().__init__(daemon=True)
+        sampling: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+        if path == "/generate":
+            body = {"input_ids": list(prompt), "sampling_params": sampling | {"max_new_tokens": TOKENS}}
+        else:
+            body = {"model": "default", "prompt": list(prompt), "max_tokens": TOKENS, **sampling}
+        self._url, self._body, self._stream = f"http://127.0.0.1:{port}{path}", body | {"stream": stream}, stream
+        self.told, self.complete = "", False
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # never through a proxy
+                with session.post(self._url, json=self._body, stream=self._stream, timeout=TIMEOUT) as answer:
+                    answer.raise_for_status()
+                    for line in answer.iter_lines():
+                        self._hear(line.decode().removeprefix("data: "))
+        except requests.RequestException as error:
+            self.error = error
+
+    def _hear(self, line: str) -> None:
+        """A line of a stream, or the JSON that is the whole answer. ``/generate`` repeats what it has said."""
+        if line == "[DONE]":
+            self.complete = True
+        elif line:
+            said = json.loads(line)
+            if "error" in said:
+                raise requests.RequestException(said["error"])
+            if "choices" in said:
+                (said,) = said["choices"]
+                self.told += said["text"]
+                self.complete |= said["finish_reason"] is not None
+            else:
+                self.told = said["text"]
+                self.complete |= said["meta_info"]["finish_reason"] is not None
