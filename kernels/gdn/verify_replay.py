@@ -202,8 +202,8 @@ def _stream(
 
 @triton.jit
 def _verify_kernel(
-    v, states, axis_order, slots, rows, pending, newest, order, window_k, window_v, carried, weights, fold_factors,
-    out, fold_threshold, fold_at_once, capacity,
+    v, states, axis_order, slots, rows, schedule, pending, newest, order, window_k, window_v, carried, weights,
+    fold_factors, out, fold_threshold, fold_at_once, capacity,
     stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
@@ -211,9 +211,12 @@ def _verify_kernel(
     SPLIT: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
     FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)  # of all rows
-    batch_row = (head // HV).to(tl.int64)
-    hv = head % HV
+    batch_row = tl.program_id(0) // HV
+    if schedule is not None:
+        batch_row = tl.load(schedule + batch_row)
+    hv = tl.program_id(0) % HV
+    head = batch_row * HV + hv  # of all rows
+    batch_row = batch_row.to(tl.int64)
     first_block = tl.program_id(1) * BLOCKS
     out_head = out + batch_row * N * (HV * V) + hv * V
 
@@ -390,7 +393,7 @@ def gdn_verify(
     scale    multiplies normalised q.
     states   [S, HV, V, K], each slot contiguous: read at the slots; rows that fold are written in place, in the axis
              order they have.
-    rows     slots, rows and ancestors are read; outputs of padding are zero.
+    rows     slots, rows, ancestors and schedule are read; outputs of padding are zero.
     window   of one layer: at the rows, pending tokens are read, and node i of row r is written to
              order[r, pending + i]: k and v raw, in their dtype, g and beta in float32. pending stays as it is.
     config   how to cut it up; None: the default.
@@ -400,6 +403,7 @@ def gdn_verify(
     sizes = check(
         slots=Arg(rows.slots, "B"),
         ancestors=Arg(rows.ancestors, ">=B N"),
+        schedule=Arg(rows.schedule, ">=B"),
         **node_inputs(q, k, v, a, b, A_log, dt_bias),
         states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
         axis_order=Arg(states.axis_order, "S"),
@@ -441,9 +445,9 @@ def gdn_verify(
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
-        v, states.data, states.axis_order, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.v, carried, weights, folds, out, window.fold_threshold, window.fold_at_once, capacity,
-        v.stride(0), states.data.stride(0),
+        v, states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,
+        window.order, window.k, window.v, carried, weights, folds, out, window.fold_threshold, window.fold_at_once,
+        capacity, v.stride(0), states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers,
         launch_pdl=config.overlap, enable_fp_fusion=may_fuse(dim_k),

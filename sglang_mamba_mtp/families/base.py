@@ -33,13 +33,11 @@ class Family(ABC):
     """One family; the instances are in `families.table`.
 
     Attributes
-        fold_first: whether the replay verify takes the order to start its rows in.
         window: the class in which its kernels take a window; its inputs are named as in `fields`.
         longest_window: the longest window whose verify of 64 nodes fits the shared memory of a Hopper SM, 227 KiB.
             The verify is compiled for its window's length. (`tests/kernels/longest_window.py`)
     """
 
-    fold_first: ClassVar[bool]
     window: ClassVar[type[Window]]
     longest_window: ClassVar[int]
 

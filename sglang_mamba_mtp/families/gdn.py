@@ -17,7 +17,6 @@ class GdnFamily(Family):
     """Keys are kept as they leave the convolution (normalisation happens where they are used), so a fold starts from
     raw inputs."""
 
-    fold_first = False
     window = GdnWindow
     longest_window = 256
 

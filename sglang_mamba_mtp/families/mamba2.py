@@ -17,7 +17,6 @@ from .base import Family, FoldOp, TokenField, VerifyOp
 class Mamba2Family(Family):
     """A fold decays by the mixers' A, which is no input of a token."""
 
-    fold_first = True
     window = Mamba2Window
     longest_window = 128
 

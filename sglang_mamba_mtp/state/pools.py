@@ -232,7 +232,6 @@ class ReplayPool(MtpMambaPool):
             self._kind_of_store(family, model_runner),
             verify=kernels.replay(states.device),
             fold=kernels.fold(states.device, model_runner.model),
-            fold_first=kernels.fold_first,
             states=states,
             conv_states=self.mamba_cache.conv[0],
             axis_orders=self.axis_orders,

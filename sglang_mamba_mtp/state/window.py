@@ -128,16 +128,15 @@ class Window(DraftStore):
         *,
         verify: VerifyOp,
         fold: FoldOp,
-        fold_first: bool,
         states: torch.Tensor,
         conv_states: torch.Tensor,
         axis_orders: AxisOrders,
         rows: int,
         max_batch: int,
     ) -> None:
-        """``verify`` and ``fold`` are the family's kernels; ``fold_first`` says whether its verify takes a schedule;
-        ``states`` is the pool's ``temporal`` [L, S, ...] and ``conv_states`` its ``conv[0]`` [L, S, dim, K-1];
-        ``axis_orders`` the pool's; ``rows`` the request rows, ``max_batch`` the longest (padded) batch."""
+        """``verify`` and ``fold`` are the family's kernels; ``states`` is the pool's ``temporal`` [L, S, ...] and
+        ``conv_states`` its ``conv[0]`` [L, S, dim, K-1]; ``axis_orders`` the pool's; ``rows`` the request rows,
+        ``max_batch`` the longest (padded) batch."""
         super().__init__(verify=verify, states=states, conv_states=conv_states, nodes=shape.nodes, max_batch=max_batch)
         device = states.device
         self.shape = shape
@@ -161,7 +160,7 @@ class Window(DraftStore):
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
         #: order in which a verify starts its rows: any permutation gives the same results
-        self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device) if fold_first else None
+        self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._out_of_reach = torch.zeros((), dtype=torch.int64, device=device)
         self.renew()
@@ -172,7 +171,7 @@ class Window(DraftStore):
         counters = (self._track_count, self._out_of_reach)
         for buffer in (self.pending, self.window_row, self.newest, self.length, *counters, *inputs):
             buffer.zero_()
-        for permutation in (self.order, *(() if self.schedule is None else (self.schedule,))):
+        for permutation in (self.order, self.schedule):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
 
     @property
@@ -181,15 +180,16 @@ class Window(DraftStore):
 
     @property
     def nbytes(self) -> int:
-        held = sum(tensor.nbytes for tensor in (self.conv_inputs, self._track_count, *self.fields.values()))
-        return self._shared_bytes() + held + (0 if self.schedule is None else self.schedule.nbytes)
+        held = sum(
+            tensor.nbytes for tensor in (self.conv_inputs, self._track_count, self.schedule, *self.fields.values())
+        )
+        return self._shared_bytes() + held
 
     def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
         super().prepare(batch, next_token, next_sibling)
-        if self.schedule is not None:
-            # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
-            # date, which costs time and nothing else.
-            self._common.fold_first(self.schedule, self._window, slots=batch.slots)
+        # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of date,
+        # which costs time and nothing else.
+        self._common.fold_first(self.schedule, self._window, slots=batch.slots)
 
     def convolve(
         self,

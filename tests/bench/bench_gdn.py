@@ -43,6 +43,7 @@ from stock import StockGdn
 import_kernels()
 
 from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
+from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 from mamba_mtp_kernels.gdn.fold import gdn_fold  # noqa: E402
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference  # noqa: E402
 from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, default_config, gdn_verify  # noqa: E402
@@ -120,7 +121,12 @@ class Problem:
         return other
 
     def verify(
-        self, which: int, pending: torch.Tensor, op: Callable[..., torch.Tensor] = gdn_verify, **extra: Any
+        self,
+        which: int,
+        pending: torch.Tensor,
+        op: Callable[..., torch.Tensor] = gdn_verify,
+        schedule: torch.Tensor | None = None,
+        **extra: Any,
     ) -> torch.Tensor:
         """Run op; with compute_dtype among `extra`, on inputs of that dtype."""
         return op(
@@ -129,7 +135,7 @@ class Problem:
             dt_bias=self.dt_bias,
             scale=self.scale,
             states=States(self.states),
-            rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors),
+            rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors, schedule=schedule),
             window=self.window_with(pending),
             **extra,
         )
@@ -216,13 +222,20 @@ def check_errors(
 def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -> dict[str, dict[str, float]]:
     cycle = window_cycle(problem.accept, problem.window, problem.accept, problem.nodes)
 
-    def timed(counts_per_step: list[list[int]]) -> dict[str, float]:
-        steps = [problem.pending(counts) for counts in counts_per_step]
-        launches = [lambda s=s, p=p: problem.verify(s, p, config=config) for p in steps for s in range(problem.sets)]
+    def timed(counts_per_step: list[list[int]], ordered: bool = True) -> dict[str, float]:
+        launches = []
+        for counts in counts_per_step:
+            pending = problem.pending(counts)
+            for s in range(problem.sets):
+                # once per forward, for all layers: prepared outside the timing
+                schedule = torch.empty(problem.batch, dtype=torch.int32, device="cuda")
+                fold_first(schedule, problem.window_with(pending), slots=problem.slots[s])
+                where = {"schedule": schedule if ordered else None}
+                launches.append(partial(problem.verify, s, pending, config=config, **where))
         return time_launches(launches, budget_ms=budget_ms)
 
     shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]
-    result = {"amortised": timed(shifted), "all fold": timed([[cycle[-1]]])}
+    result = {"amortised": timed(shifted), "unordered": timed(shifted, ordered=False), "all fold": timed([[cycle[-1]]])}
     waiting = [[count] for count in cycle if count <= problem.window]
     result["no fold"] = timed(waiting) if waiting else result["all fold"]
     return result

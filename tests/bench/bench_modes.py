@@ -4,14 +4,15 @@ SGLang's `--enable-linear-replayssm-spec` ("replayssm") and FlashInfer's verify 
     python tests/bench/bench_modes.py --json FILE               # the README's comparison, about two minutes on an H100
     python tests/bench/bench_modes.py --parts layouts moves     # only: VK against KV, copies and turns of whole slots
     python tests/bench/bench_modes.py --quick                   # one small case a family: does it run?
+    python tests/bench/bench_modes.py --families gdn-bf16       # with states of 16 bits
 
 Times are us per layer of a whole step (convolution, verify, commit) of LAYERS layers as a server runs it: one commit
 for all layers, with track slots given as under SGLang's default radix strategy, replay's folds where they fall (accept
-length N/2+1, rows at staggered phases of the window's cycle), bf16 inputs, float32 states. A row's state is tracked
-once in 256 tokens: where a batch passes 0.75 boundaries in a step on average, a quarter of the time is that of a step
-without one and three quarters that of a step with one. "conv" includes what a mode prepares once a step; "verify" is
-what verify adds to it. States are larger than the L2 cache together and rotated. Trees are combs: a path of N/2 nodes
-below the root with a sibling leaf at every level.
+length N/2+1, rows at staggered phases of the window's cycle), bf16 inputs, float32 states or bf16 ones. A row's state
+is tracked once in 256 tokens: where a batch passes 0.75 boundaries in a step on average, a quarter of the time is that
+of a step without one and three quarters that of a step with one. "conv" includes what a mode prepares once a step;
+"verify" is what verify adds to it. States are larger than the L2 cache together and rotated. Trees are combs: a path of
+N/2 nodes below the root with a sibling leaf at every level.
 
 "read" in the table: the time that reading every state once would take at the speed at which this GPU sums a large
 tensor, over the time taken. "/ decode": over the time of SGLang's plain decode of one token a row, its convolution
@@ -51,7 +52,12 @@ from stock import StockCommit  # noqa: E402
 from sglang_mamba_mtp.config import MtpConfig  # noqa: E402
 
 LAYERS = 8
-SHAPES = {"gdn": GdnShape(), "mamba2": Mamba2Shape()}
+SHAPES = {
+    "gdn": GdnShape(),
+    "mamba2": Mamba2Shape(),
+    "gdn-bf16": GdnShape(state="bf16"),
+    "mamba2-bf16": Mamba2Shape(state="bf16"),
+}
 PARTS = ("table", "floors", "layouts", "moves")
 WINDOW = MtpConfig().window
 """None: by the size of the drafts."""
@@ -422,7 +428,7 @@ def print_floors(entries: Sequence[dict[str, Any]], ceiling: float) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--families", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--families", nargs="+", default=["gdn", "mamba2"], choices=list(SHAPES))
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--kinds", nargs="+", default=["chain", "tree"], choices=["chain", "tree"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
@@ -485,7 +491,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ceiling = record["read_ceiling_GB/s"]
     found = record["environment"]
     print(f"SGLang {found.get('sglang')}, commit {found.get('commit')}, {found.get('gpu')}, reads {ceiling:.0f} GB/s")
-    print(f"us per layer of a step of {LAYERS} layers, fp32 state; {seconds}")
+    print(f"us per layer of a step of {LAYERS} layers; {seconds}")
     decode = {(entry["family"], entry["batch"]): entry["decode"]["us"] for entry in record.get("floors", ())}
     if "table" in record:
         print_table(record["table"], ["stock", *(variant.name for variant in in_table), *PEERS], ceiling, decode)

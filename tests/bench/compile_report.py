@@ -95,7 +95,7 @@ def verify_reports(
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
         "states": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
         "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
-        "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32",
+        "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32", "schedule": "*i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
         config,

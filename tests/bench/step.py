@@ -410,7 +410,6 @@ class Ours:
                 window_shape,
                 verify=family.replay(layer.device),
                 fold=layer.fold(layers),
-                fold_first=family.fold_first,
                 **pools,
                 **sizes,
             )

@@ -44,7 +44,7 @@ def gdn_shared(window: int) -> int:
     )
     pointers = dict.fromkeys(("v", "out", "window_k", "window_v", "carried"), "bf16")
     pointers |= dict.fromkeys(("states", "weights", "fold_factors"), "fp32")
-    pointers |= dict.fromkeys(("slots", "rows", "pending", "newest", "order"), "i32") | {"axis_order": "u8"}
+    pointers |= dict.fromkeys(("slots", "rows", "schedule", "pending", "newest", "order"), "i32") | {"axis_order": "u8"}
     kernel = verify_replay._verify_kernel
     return int(compiled(kernel, pointers, constants, num_warps=config.num_warps).metadata.shared)
 

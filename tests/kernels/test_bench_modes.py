@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,19 +110,20 @@ def toy(monkeypatch):
         monkeypatch.setattr(module, "time_launches", once)
     monkeypatch.setattr(bench_modes, "environment", dict)
     monkeypatch.setattr(bench_modes, "sets_for", lambda *_, **__: 1)
-    shapes = {"gdn": GdnShape(H=1, HV=2, K=32, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=16, dstate=32, ngroups=1)}
+    shapes = {"gdn": GdnShape(H=1, HV=2, K=32, V=32), "mamba2": Mamba2Shape(nheads=2, headdim=32, dstate=32, ngroups=1)}
+    shapes |= {f"{name}-bf16": replace(shape, state="bf16") for name, shape in shapes.items()}
     monkeypatch.setattr(bench_modes, "SHAPES", shapes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gdn", "mamba2"])
+@pytest.mark.parametrize("family", ["gdn", "mamba2", "gdn-bf16", "mamba2-bf16"])
 def test_runs(family, tmp_path, capsys, toy):
     record = tmp_path / "record.json"
     options = ["--workers", "0", "--families", family, "--nodes", "4", "--batches", "2", "--layout-batches", "2"]
     bench_modes.main([*options, "--slots", "2", "--json", str(record)])
     written = json.loads(record.read_text())
     chain, tree = (["stock", "slots", "replay", "rewind"] for _ in range(2))
-    if family == "gdn":
+    if "gdn" in family:
         chain.append("replayssm")
     assert [entry["step"] for entry in written["table"]] == chain + tree
     (floors,) = written["floors"]

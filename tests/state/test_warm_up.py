@@ -15,7 +15,7 @@ from sglang_mamba_mtp.state.store import INDEX_DTYPES, WARM_SIZES
 LENGTHS = (1, 4)
 
 EXPECTED = {
-    "replay": {"build_tree", "commit_window", "commit_conv", "fold", "fold_conv", "move_states"},
+    "replay": {"build_tree", "fold_first", "commit_window", "commit_conv", "fold", "fold_conv", "move_states"},
     "slots": {"build_tree", "place_nodes", "commit_slots", "newest_slots", "forget_inputs", "move_states"},
 }
 
@@ -69,7 +69,7 @@ def contents(pool) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("tracked", [False, True])
 def test_everything_on_padding_alone(opened, tracked):
-    mode, layout, family, pool = opened
+    mode, layout, _, pool = opened
     pool.mamba_cache.temporal.normal_()
     pool.mamba_cache.conv[0].normal_()
     before, calls = contents(pool), Calls()
@@ -77,8 +77,6 @@ def test_everything_on_padding_alone(opened, tracked):
     pool.warm_up(LENGTHS, tracked=tracked)
 
     expected = EXPECTED[mode] | ({"turn_states"} if layout == "kv" else set())
-    if mode == "replay" and family == "mamba2":
-        expected |= {"fold_first"}
     assert calls.names() == expected
     for name, slots in calls:
         for argument, tensor in slots.items():

@@ -26,7 +26,11 @@ class Case:
     scale: float
 
     def run(
-        self, verify: Callable[..., torch.Tensor], axis_order: torch.Tensor | None = None, **extra: object
+        self,
+        verify: Callable[..., torch.Tensor],
+        axis_order: torch.Tensor | None = None,
+        schedule: torch.Tensor | None = None,
+        **extra: object,
     ) -> torch.Tensor:
         x = self.tensors
         return verify(
@@ -35,7 +39,7 @@ class Case:
             dt_bias=x["dt_bias"],
             scale=self.scale,
             states=States(x["checkpoint"], axis_order),
-            rows=self.books.batch_rows,
+            rows=replace(self.books.batch_rows, schedule=schedule),
             window=self.window(),
             **extra,
         )
