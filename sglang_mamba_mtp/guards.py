@@ -215,6 +215,14 @@ COMMON: tuple[Decline, ...] = (
         "a graph broken at attention layers prepares state metadata inside the break",
         "use --cuda-graph-backend-decode full",
     ),
+    Decline(
+        "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
+        lambda args: startup.glues_metadata(),
+        bool,
+        "what is to happen to state slots before a forward reads them is queued on the host, and a graph that is "
+        "replayed in place of the forward's preparation leaves the queue as it is",
+        "unset it",
+    ),
 )
 
 _ANCESTORS = f"and a verify keeps a node's ancestors as bits of one word, for at most {MAX_NODES} nodes"

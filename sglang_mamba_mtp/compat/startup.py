@@ -73,6 +73,12 @@ def derived_verify_backend(server_args: Any) -> str | None:
     return "flashinfer" if decode == "flashinfer" else "triton"
 
 
+def glues_metadata() -> bool:
+    """Whether SGLang replays a captured graph in place of a forward's preparation (0.5.23 can, by a variable)."""
+    setting = getattr(importlib.import_module("sglang.srt.environ").envs, "SGLANG_ENABLE_METADATA_GLUE_GRAPH", None)
+    return setting is not None and bool(setting.get())
+
+
 def hip_version() -> str | None:
     """The ROCm release PyTorch was built for, whose devices SGLang calls `cuda`; None with NVIDIA's."""
     import torch

@@ -122,6 +122,9 @@ class WindowShape:
 class Window(DraftStore):
     """The windows of all request rows and the pending counts of all slots (see the module's text)."""
 
+    #: any permutation gives the same results
+    schedule: torch.Tensor
+
     def __init__(
         self,
         shape: WindowShape,
@@ -159,7 +162,6 @@ class Window(DraftStore):
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
-        #: order in which a verify starts its rows: any permutation gives the same results
         self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._out_of_reach = torch.zeros((), dtype=torch.int64, device=device)

@@ -110,7 +110,8 @@ def test_each_refusal_names_flag_value_and_remedy(changed, words):
 
 def test_every_guard_has_a_case():
     tested = {words.split()[0] for _, words in REFUSED + REFUSED_WITH_OWN_VERIFY}
-    tested |= {"--speculative-adaptive-config", "--mamba-backend"}  # cases of their own, below
+    # cases of their own, below
+    tested |= {"--speculative-adaptive-config", "--mamba-backend", "SGLANG_ENABLE_METADATA_GLUE_GRAPH"}
     assert tested == {guard.flag for guard in COMMON + OWN_VERIFY + SGLANGS_VERIFY}
 
 
@@ -137,6 +138,16 @@ def test_an_algorithm_of_another_plugin(forked):
 
     result = forked(body)
     assert "MtpError" in result.output and "--speculative-algorithm MY_SPEC: it is not SGLang's own" in result.output
+
+
+def test_a_preparation_that_is_replayed(sglang, monkeypatch):
+    """By a variable that later versions have: the queue of the slots would be left as it is, and states read stale."""
+    from sglang.srt.environ import envs
+
+    monkeypatch.setenv("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "true")
+    found = guards.declined(arguments(), COMMON, names.GDN)
+    assert len(found) == hasattr(envs, "SGLANG_ENABLE_METADATA_GLUE_GRAPH")
+    assert all(text.startswith("SGLANG_ENABLE_METADATA_GLUE_GRAPH True: ") for text in found)
 
 
 @pytest.mark.parametrize("steps, nodes", [(63, None), (64, 65)])
