@@ -18,6 +18,7 @@ from .axis_order import KV, VK
 
 MAX_NODES = 64  # an ancestor mask is one int64
 FOLD_TOKENS = 16  # what a tensor core sums at once: a fold takes tokens in steps of as many
+MAX_SCHEDULED = 4096  # rows of a schedule: one program sorts them
 
 
 def fold_at_once(nodes: int) -> int:

@@ -23,10 +23,8 @@ import triton.language as tl
 
 from .arguments import INDICES, Arg, check
 from .grid import launch_grid
-from .operands import Rows, Window, check_lengths
+from .operands import MAX_SCHEDULED, Rows, Window, check_lengths
 from .pending import pending_and_folding
-
-MAX_ROWS = 4096  # of a schedule: one program sorts them
 
 
 @triton.jit
@@ -200,8 +198,8 @@ def fold_first(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -
     (batch,) = check(
         slots=Arg(slots, "B", INDICES), pending=Arg(window.pending, "S"), schedule=Arg(schedule, ">=B", torch.int32)
     ).get_all("B")
-    if batch > MAX_ROWS:
-        raise ValueError(f"slots: {batch} rows, one program sorts at most {MAX_ROWS}")
+    if batch > MAX_SCHEDULED:
+        raise ValueError(f"slots: {batch} rows, one program sorts at most {MAX_SCHEDULED}")
     if batch:
         block = triton.next_power_of_2(batch)
         _fold_first_kernel[(1,)](

@@ -63,7 +63,8 @@ def plan_linear_layers_first(hybrid: Any) -> None:
 
     FlashInfer's plan copies to the host, which waits for all that was queued before: the draft, ahead of a verify.
     What the host does between that and the verify's launch the GPU waits for; what it has queued before runs beside
-    the draft. Neither preparation reads what the other one writes.
+    the draft. Neither preparation reads what the other one changes. (The linear layers' sets the request rows of a
+    graph's padding to zero, which they are.)
     """
     hybrid.attn_backend_list = [hybrid.linear_attn_backend, hybrid.full_attn_backend]
 
@@ -80,6 +81,6 @@ def plan_without_a_walk(server_args: Any) -> None:
 
 def _max(*values: Any, **options: Any) -> Any:
     """Python's `max`, of one tensor [n] too: 0-dim."""
-    if len(values) == 1 and isinstance(values[0], torch.Tensor):
+    if len(values) == 1 and isinstance(values[0], torch.Tensor) and not options:
         return values[0].max()
     return builtins.max(*values, **options)

@@ -72,8 +72,8 @@ def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_para
 
 
 def track_nothing_in_a_verify(original: Callable[..., None], batch: Any, *args: Any, **kwargs: Any) -> None:
-    """AROUND `set_mamba_track_indices_from_reqs`: no request holds a snapshot slot while it decodes, so there is
-    nothing to look up for a verify.
+    """AROUND `set_mamba_track_indices_from_reqs`: where states are rewound a commit tracks nothing (`Window.commit`),
+    so there is nothing to look up for a verify.
 
     SGLang would gather slots that are not there, send the numbers of all rows to the device (from 0.5.22 on), which
     waits for the draft at work there, and work out with every commit where each request crosses an interval.

@@ -70,7 +70,8 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
-        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie.
+        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie. (In slots mode, and
+            where a batch may be longer than one program sorts.)
         counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 

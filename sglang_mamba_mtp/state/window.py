@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 from mamba_mtp_kernels.common import operands
-from mamba_mtp_kernels.common.operands import FOLD_TOKENS, Folds, States
+from mamba_mtp_kernels.common.operands import FOLD_TOKENS, MAX_SCHEDULED, Folds, States
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
@@ -122,9 +122,6 @@ class WindowShape:
 class Window(DraftStore):
     """The windows of all request rows and the pending counts of all slots (see the module's text)."""
 
-    #: any permutation gives the same results
-    schedule: torch.Tensor
-
     def __init__(
         self,
         shape: WindowShape,
@@ -162,7 +159,8 @@ class Window(DraftStore):
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
-        self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
+        if max_batch <= MAX_SCHEDULED:
+            self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._out_of_reach = torch.zeros((), dtype=torch.int64, device=device)
         self.renew()
@@ -173,7 +171,7 @@ class Window(DraftStore):
         counters = (self._track_count, self._out_of_reach)
         for buffer in (self.pending, self.window_row, self.newest, self.length, *counters, *inputs):
             buffer.zero_()
-        for permutation in (self.order, self.schedule):
+        for permutation in (self.order, *self._schedules()):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
 
     @property
@@ -182,16 +180,18 @@ class Window(DraftStore):
 
     @property
     def nbytes(self) -> int:
-        held = sum(
-            tensor.nbytes for tensor in (self.conv_inputs, self._track_count, self.schedule, *self.fields.values())
-        )
-        return self._shared_bytes() + held
+        buffers = (self.conv_inputs, self._track_count, *self._schedules(), *self.fields.values())
+        return self._shared_bytes() + sum(buffer.nbytes for buffer in buffers)
+
+    def _schedules(self) -> tuple[torch.Tensor, ...]:
+        return () if self.schedule is None else (self.schedule,)
 
     def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
         super().prepare(batch, next_token, next_sibling)
-        # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of date,
-        # which costs time and nothing else.
-        self._common.fold_first(self.schedule, self._window, slots=batch.slots)
+        if self.schedule is not None:
+            # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
+            # date, which costs time and nothing else.
+            self._common.fold_first(self.schedule, self._window, slots=batch.slots)
 
     def convolve(
         self,

@@ -97,6 +97,19 @@ def test_sizes_and_dtypes(opened):
     assert seen == set(itertools.product(WARM_SIZES, INDEX_DTYPES))
 
 
+@pytest.mark.parametrize("longest, ordered", [(4096, True), (4097, False)])
+def test_rows_start_as_they_lie_where_one_program_cannot_sort_them(sglang, monkeypatch, longest, ordered):
+    from tests.stateful import naive, test_lives
+
+    monkeypatch.setattr(test_lives, "PADDING", longest - test_lives.ROWS)
+    model = naive.MODELS["gdn"](naive.Sizes(), torch.Generator().manual_seed(0))
+    pool, calls = test_lives.replay_pool(model, 8, "vk"), Calls()
+    calls.watch(pool)
+    pool.warm_up(LENGTHS, tracked=False)
+    assert (pool.store.schedule is not None) == ("fold_first" in calls.names()) == ordered
+    assert pool.store.nbytes > 0
+
+
 def test_a_pool_without_speculation_has_nothing_to_warm_up(sglang):
     from sglang_mamba_mtp.state.pools import ReplayPool
     from tests.stateful import test_lives
