@@ -13,6 +13,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from ..compat import batches
 from ..errors import MtpError
+from ..state.upload import upload
 from ..tracking import FLAT_GRID, HostTracking, TrackPlan, plan_tracking
 
 
@@ -136,10 +137,7 @@ class MtpLinearBackend:
 
     def _to_device(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
         """``values`` (nested lists of ints) on the device, without waiting for it."""
-        host = torch.tensor(values, dtype=dtype)
-        if torch.device(self.device).type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.device, non_blocking=True)
+        return upload(values, dtype, self.device)
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
         """Copy the tree links the draft has produced by now into the captured graph's buffers.

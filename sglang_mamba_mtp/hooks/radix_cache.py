@@ -14,6 +14,7 @@ import torch
 from ..compat import batches
 from ..state.pools import MtpMambaPool
 from ..state.rewind import RewindRequests
+from ..state.upload import upload
 
 
 def forget_snapshot_past_the_key(
@@ -66,8 +67,7 @@ def track_only_into_own_snapshots(result: None, batch: Any, *args: Any, **kwargs
     freed = [row for row, req in enumerate(batch.reqs) if batches.tracking_of(req).mamba_next_track_idx is None]
     if freed:
         # A list as an index would wait for the draft, which is at work on this stream.
-        rows = torch.tensor(freed, dtype=torch.int64, pin_memory=indices.device.type == "cuda")
-        indices.index_fill_(0, rows.to(indices.device, non_blocking=True), -1)
+        indices.index_fill_(0, upload(freed, torch.int64, indices.device), -1)
 
 
 def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval: int, max_draft_tokens: int) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 
 import torch
 
+from .upload import upload
+
 
 class SlotQueue:
     """Slots to be brought back to a length, in the order in which that was decided."""
@@ -45,8 +47,7 @@ class SlotQueue:
             for slot in slots:
                 slot.record_stream(torch.cuda.current_stream(self._device))
         self.forget()
-        host = torch.tensor(lengths, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        return torch.stack(slots).to(torch.int64), host.to(self._device, non_blocking=True)
+        return torch.stack(slots).to(torch.int64), upload(lengths, torch.int64, self._device)
 
     def forget(self) -> None:
         """All slots are free: nothing that was decided about them counts any more."""
