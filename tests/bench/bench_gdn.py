@@ -33,6 +33,7 @@ from cases import (
     apart,
     boundaries,
     rms_ratio,
+    schedule_of,
     sets_for,
     tree_parents,
     window_cycle,
@@ -43,7 +44,6 @@ from stock import StockGdn
 import_kernels()
 
 from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
-from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 from mamba_mtp_kernels.gdn.fold import gdn_fold  # noqa: E402
 from mamba_mtp_kernels.gdn.reference import gdn_verify_reference  # noqa: E402
 from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, default_config, gdn_verify  # noqa: E402
@@ -227,11 +227,8 @@ def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -
         for counts in counts_per_step:
             pending = problem.pending(counts)
             for s in range(problem.sets):
-                # once per forward, for all layers: prepared outside the timing
-                schedule = torch.empty(problem.batch, dtype=torch.int32, device="cuda")
-                fold_first(schedule, problem.window_with(pending), slots=problem.slots[s])
-                where = {"schedule": schedule if ordered else None}
-                launches.append(partial(problem.verify, s, pending, config=config, **where))
+                schedule = schedule_of(problem.window_with(pending), problem.slots[s]) if ordered else None
+                launches.append(partial(problem.verify, s, pending, config=config, schedule=schedule))
         return time_launches(launches, budget_ms=budget_ms)
 
     shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]

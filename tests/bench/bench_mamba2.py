@@ -18,14 +18,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases import DTYPES, Mamba2Shape, ancestor_masks, rms_ratio, sets_for, tree_parents, window_cycle
+from cases import DTYPES, Mamba2Shape, ancestor_masks, rms_ratio, schedule_of, sets_for, tree_parents, window_cycle
 from graph_timing import environment, import_kernels, time_launches, write_record
 from stock import StockMamba2
 
 import_kernels()
 
 from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
-from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold  # noqa: E402
 from mamba_mtp_kernels.mamba2.reference import mamba2_verify_reference  # noqa: E402
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify  # noqa: E402
@@ -195,10 +194,8 @@ def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0)
         for counts in counts_per_step:
             pending = problem.pending(counts)
             for s in which:
-                # once per forward, for all layers: prepared outside the timing
-                schedule = torch.empty(problem.batch, dtype=torch.int32, device="cuda")
-                fold_first(schedule, problem.window_of(pending), slots=problem.slots[s])
-                calls.append(partial(problem.verify, s, pending, tiling=tiling, schedule=schedule if ordered else None))
+                schedule = schedule_of(problem.window_of(pending), problem.slots[s]) if ordered else None
+                calls.append(partial(problem.verify, s, pending, tiling=tiling, schedule=schedule))
         return calls
 
     shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]

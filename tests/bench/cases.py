@@ -9,7 +9,8 @@ from graph_timing import import_kernels
 
 import_kernels()
 
-from mamba_mtp_kernels.common.operands import fold_at_once  # noqa: E402
+from mamba_mtp_kernels.common.operands import Window, fold_at_once  # noqa: E402
+from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -63,6 +64,13 @@ class Mamba2Shape:
     @property
     def state_bytes(self) -> int:
         return self.nheads * self.headdim * self.dstate * DTYPES[self.state].itemsize
+
+
+def schedule_of(window: Window, slots: torch.Tensor) -> torch.Tensor:
+    """[B] int32: the order in which a verify starts the rows of these slots [B]. Once per forward, for all layers."""
+    schedule = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
+    fold_first(schedule, window, slots=slots)
+    return schedule
 
 
 def window_cycle(accept: int, threshold: int, stays: int = 0, nodes: int = 1) -> list[int]:
