@@ -94,8 +94,9 @@ def tiny(family: str, flags: str, mode: str | None = None, **fields: Any) -> Cas
     """A tiny model. The chunk of GDN is SGLang's, that of Mamba2 the model's, and made shorter here."""
     device = "--device cpu --dtype float32"
     if GPU:
-        device = "--sampling-backend pytorch --max-total-tokens 65536 --max-mamba-cache-size 96"
-        device += " --attention-backend triton" if family == "gdn" else ""
+        # Triton attention is refused for Nemotron-H, whose first layer is none.
+        device = f"--attention-backend {'triton' if family == 'gdn' else 'flashinfer'} --disable-prefill-cuda-graph"
+        device += " --sampling-backend pytorch --max-total-tokens 65536 --max-mamba-cache-size 96"
     device += " --max-running-requests 16 --constrained-json-disable-any-whitespace"
     if family == "mamba2":
         device += """ --json-model-override-args '{"mamba_chunk_size":16}'"""

@@ -8,6 +8,7 @@ import pytest
 from mtp_bench import record
 from mtp_bench.plan import plan
 from mtp_bench.record import Record, RecordError
+from mtp_demo import machine
 
 
 def finished(options, **figures):
@@ -68,7 +69,7 @@ def test_other_conditions_are_refused_and_told(parse, monkeypatch):
     finished(parse("--concurrency", "4"))
     with pytest.raises(RecordError, match=r"settings\.output_len: 16 there, 32 now"):
         Record(parse("--concurrency", "4", "--output-len", "32"))
-    monkeypatch.setenv(record.COMMIT, "other")
+    monkeypatch.setenv(machine.COMMIT, "other")
     with pytest.raises(RecordError, match=r"commit: .* there, 'other' now"):
         Record(parse("--concurrency", "4"))
     assert Record(parse("--concurrency", "4", "--fresh")).content["loads"] == []
@@ -95,7 +96,7 @@ def test_a_record_says_interrupted_until_it_is_told_otherwise(parse):
 
 
 def test_conditions_name_versions_commit_and_machine(parse, monkeypatch):
-    monkeypatch.setenv(record.COMMIT, "abc")
+    monkeypatch.setenv(machine.COMMIT, "abc")
     found = record.conditions(parse("--accept", "2"))
     assert found["commit"] == "abc"
     assert found["versions"]["sglang"]

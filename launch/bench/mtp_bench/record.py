@@ -20,7 +20,6 @@ from .plan import Serving
 
 SCHEMA = 1
 COMMAND = "BENCH_COMMAND"  # what was typed, set by launch/bench_serving.sh
-COMMIT = "BENCH_COMMIT"  # where the checkout is no git repository
 PLOTTED = "modes"
 #: Lists of finished loads.
 ENTRIES = (BenchServing.entries, Conversations.entries)
@@ -57,7 +56,7 @@ def conditions(options: Options) -> dict[str, Any]:
     return {
         "settings": settings(options),
         "versions": machine.versions(),
-        "commit": os.environ.get(COMMIT) or machine.commit(ROOT),
+        "commit": machine.commit(ROOT),
         "device": machine.hardware(options.device),
     }
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+COMMIT = "BENCH_COMMIT"  # for a checkout that is no git repository, or not the one it was copied from
 PACKAGES = ("sglang", "sglang-mamba-mtp", "torch", "triton", "transformers", "flashinfer-python")
 
 
@@ -36,7 +37,9 @@ def hardware(device: str) -> dict[str, Any]:
 
 
 def commit(root: Path) -> str | None:
-    """The checkout's commit, with ``+`` if files differ from it; None outside git."""
+    """What BENCH_COMMIT says, or the checkout's commit, with ``+`` if files differ from it; None outside git."""
+    if told := os.environ.get(COMMIT):
+        return told
     head = _output(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]).strip()
     changed = _output(["git", "-C", str(root), "status", "--porcelain"]).strip()
     return (head + ("+" if changed else "")) if head else None
