@@ -10,13 +10,14 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import config, names
 from .compat import planning, startup
+from .costs.beside import WORKSPACES, graph_bytes
 from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
 from .state import sizing
@@ -27,6 +28,8 @@ GIB, MIB = 1 << 30, 1 << 20
 #: With "none" SGLang takes as many slots as requests are asked for, so it needs ``--max-running-requests``.
 STRATEGIES = (names.REWIND, "extra_buffer", "extra_buffer_lazy", "no_buffer", "none")
 AS_MANY_AS_FIT = 4096
+#: ``--mem-fraction-static``, unless it is given or leaves too little.
+FRACTION = 0.85
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Row:
         slots: state slots; requests: the most that run at a time; tokens: of the KV cache.
         request_bytes: recurrent state of a running request, its share of slots and what speculation holds for it.
         break_even: accept length at which a full batch is as fast as without speculation; None without.
+        draft_bytes, graph_bytes: what the drafts' keys and values and what CUDA graphs take beside all pools.
         why: why it cannot be served; the numbers are then 0.
     """
 
@@ -77,12 +81,20 @@ class Row:
     tokens: int = 0
     request_bytes: int = 0
     break_even: float | None = None
+    draft_bytes: int = 0
+    graph_bytes: int = 0
     why: str = ""
+
+    @property
+    def beside(self) -> int:
+        """Bytes that ``--mem-fraction-static`` must leave; an estimate."""
+        return self.draft_bytes + self.graph_bytes + WORKSPACES
 
 
 @dataclass(frozen=True)
 class Advice:
-    """All of it: ``slot_bytes`` is the state of one slot on a rank, ``memory`` the GiB of a rank for pools."""
+    """All of it: ``slot_bytes`` is the state of one slot on a rank, ``memory`` the GiB of a rank for pools,
+    ``fraction`` the ``--mem-fraction-static``, ``launched`` the row that the line to ``launch`` is of."""
 
     model: str
     family: str
@@ -90,8 +102,14 @@ class Advice:
     weights: float
     weights_from: str
     memory: float
+    fraction: float
     rows: tuple[Row, ...]
+    launched: Row
     launch: str
+
+    def enough(self, gpu_memory: float) -> bool:
+        """Whether ``fraction`` leaves of ``gpu_memory`` GiB what the server takes beside its pools."""
+        return self.launched.beside <= gpu_memory * (1 - self.fraction) * GIB
 
 
 def advise(options: argparse.Namespace) -> Advice:
@@ -109,7 +127,9 @@ def advise(options: argparse.Namespace) -> Advice:
     plain = planning.Setting(
         model=options.model_path,
         ranks=options.tp,
+        draft=options.draft_model_path,
         nodes=options.draft_nodes,
+        steps=options.draft_steps,
         topk=options.topk,
         max_requests=options.max_running_requests or AS_MANY_AS_FIT,
         dtype=options.dtype,
@@ -125,16 +145,42 @@ def advise(options: argparse.Namespace) -> Advice:
             )
         slot_bytes = startup.cache_params(found.model_config).mamba_cache_per_req
         weights, weights_from = _weights(options, found.model_config)
-    memory = options.gpu_memory * options.mem_fraction_static - weights / options.tp
-    if memory <= 0:
-        raise MtpError(
-            f"{weights:.1f} GiB of weights ({weights_from}) on {options.tp} rank(s) do not fit into "
-            f"{options.mem_fraction_static} of {options.gpu_memory:g} GiB: raise --tp, --gpu-memory or "
-            f"--mem-fraction-static"
-        )
-    rows = tuple(_rows(options, plain, family, memory, weights))
-    launch = _launch_line(options, rows)
-    return Advice(options.model_path, kind, slot_bytes, weights, weights_from, memory, rows, launch)
+
+    def with_fraction(fraction: float) -> Advice:
+        memory = options.gpu_memory * fraction - weights / options.tp
+        if memory <= 0:
+            raise MtpError(
+                f"{weights:.1f} GiB of weights ({weights_from}) on {options.tp} rank(s) do not fit into "
+                f"{fraction} of {options.gpu_memory:g} GiB: raise --tp, --gpu-memory or --mem-fraction-static"
+            )
+        rows = tuple(_rows(options, plain, family, memory, weights))
+        best = _most_requests(rows)
+        line = _launch_line(options, best, fraction)
+        return Advice(options.model_path, kind, slot_bytes, weights, weights_from, memory, fraction, rows, best, line)
+
+    if options.mem_fraction_static is not None:
+        return with_fraction(options.mem_fraction_static)
+    usual = with_fraction(FRACTION)
+    if usual.enough(options.gpu_memory):
+        return usual
+    return _largest_that_leaves_enough(with_fraction, options.gpu_memory) or usual
+
+
+def _largest_that_leaves_enough(with_fraction: Callable[[float], Advice], gpu_memory: float) -> Advice | None:
+    """With the largest fraction below the usual one, in hundredths; None if there is none. Fewer requests take less."""
+    found, lowest, highest = None, 1, round(100 * FRACTION) - 1
+    while lowest <= highest:
+        middle = (lowest + highest + 1) // 2
+        try:
+            tried = with_fraction(middle / 100)
+        except MtpError:  # nothing fits
+            lowest = middle + 1
+            continue
+        if tried.enough(gpu_memory):
+            found, lowest = tried, middle + 1
+        else:
+            highest = middle - 1
+    return found
 
 
 def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, weights: float) -> Iterator[Row]:
@@ -147,8 +193,8 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
         strategies = STRATEGIES if options.max_running_requests else STRATEGIES[:-1]
     for strategy in strategies:
         for way in ways:
-            if way.replayssm and options.topk > 1:
-                continue  # chains only
+            if way.replayssm and (options.topk > 1 or options.algorithm.upper() == "DFLASH"):
+                continue  # chains only, of NEXTN and its like
             if strategy == names.REWIND and way.mode != names.REPLAY:
                 continue
             setting = replace(
@@ -191,6 +237,8 @@ def _row(
             tokens=int(tokens),
             request_bytes=ratio * slot + beside,
             break_even=_break_even(options, found, way, requests, slot, weights) if way.speculates else None,
+            draft_bytes=int(tokens) * _draft_kv_bytes(options, found) if way.speculates else 0,
+            graph_bytes=_graph_bytes(options, found, requests) if way.speculates else 0,
         )
 
 
@@ -204,12 +252,30 @@ def _speculative_bytes(found: Any, way: Way, family: str, nodes: int, slot: int,
     return nodes * slot
 
 
+def _drafting(options: argparse.Namespace) -> Drafting:
+    algorithm = options.algorithm.upper()
+    chain = options.topk == 1 and algorithm != "NGRAM"
+    forwards = {"NGRAM": 0, "DFLASH": 1}.get(algorithm, planning.steps(options.draft_nodes, options.draft_steps))
+    return Drafting(options.draft_nodes, chain, forwards)
+
+
+def _draft_kv_bytes(options: argparse.Namespace, found: Any) -> int:
+    """Keys and values of a token in the draft's one layer, on a rank: SGLang sets nothing aside for it, but for
+    DFLASH's. Other models that draft are not looked into."""
+    if options.algorithm.upper() in ("NGRAM", "DFLASH"):
+        return 0
+    return startup.kv_bytes_of_a_layer(found.model_config, found.kv_cache_dtype, options.tp)
+
+
+def _graph_bytes(options: argparse.Namespace, found: Any, requests: int) -> int:
+    vocabulary = int(found.model_config.vocab_size)
+    return int(graph_bytes(requests, _drafting(options), options.topk, vocabulary, options.tp))
+
+
 def _break_even(
     options: argparse.Namespace, found: Any, way: Way, requests: int, slot: int, weights: float
 ) -> float | None:
-    ngram = options.algorithm.upper() == "NGRAM"
-    chain = options.topk == 1 and not ngram
-    drafting = Drafting(options.draft_nodes, chain, 0 if ngram else max(1, options.draft_nodes - 1))
+    drafting = _drafting(options)
     try:
         size = startup.size_of_model(found.model_config)
     except ValueError:
@@ -248,16 +314,21 @@ def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str
     return size.total * model_config.dtype.itemsize / GIB, "counted from config.json"
 
 
-def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
-    """The command for the most requests among the plugin's ways, with overlap scheduling where there is a choice."""
+def _most_requests(rows: Sequence[Row]) -> Row:
+    """The best of the plugin's ways, with overlap scheduling where there is a choice."""
     ways = {way.name: way for way in WAYS}
     ours = [row for row in rows if not row.why and ways[row.way].mode != names.OFF]
     if not ours:
         raise MtpError("nothing fits: " + "; ".join(sorted({row.why for row in rows if row.why})))
     usual = [row for row in ours if row.strategy != "no_buffer"]
-    best = max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
+    return max(usual or ours, key=lambda row: (row.requests, ways[row.way].mode == names.REPLAY))
+
+
+def _launch_line(options: argparse.Namespace, best: Row, fraction: float) -> str:
+    """The command that serves what ``best`` says."""
+    way = next(way for way in WAYS if way.name == best.way)
     line = ["python", "-m", "sglang.launch_server", "--model-path", options.model_path]
-    line += ["--tp", str(options.tp), "--mem-fraction-static", f"{options.mem_fraction_static:g}"]
+    line += ["--tp", str(options.tp), "--mem-fraction-static", f"{fraction:g}"]
     line += ["--max-running-requests", str(best.requests)]
     if best.strategy == "none":
         line += ["--disable-radix-cache"]
@@ -265,14 +336,15 @@ def _launch_line(options: argparse.Namespace, rows: Sequence[Row]) -> str:
         line += ["--mamba-radix-cache-strategy", best.strategy]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]
-    if options.algorithm.upper() != "NGRAM":
-        line += ["--speculative-num-steps", str(max(1, options.draft_nodes - 1))]
+    line += ["--speculative-draft-model-path", options.draft_model_path] if options.draft_model_path else []
+    if options.algorithm.upper() not in ("NGRAM", "DFLASH"):
+        line += ["--speculative-num-steps", str(planning.steps(options.draft_nodes, options.draft_steps))]
         line += ["--speculative-eagle-topk", str(options.topk)]
     for flag, value in (
         ("--dtype", options.dtype if options.dtype != "auto" else None),
         ("--mamba-ssm-dtype", options.state_dtype),
         ("--context-length", options.context_len),
-        ("--mamba-mtp-window", options.window if ways[best.way].mode == names.REPLAY else None),
+        ("--mamba-mtp-window", options.window if way.mode == names.REPLAY else None),
     ):
         line += [flag, str(value)] if value is not None else []
-    return shlex.join([*line, *ways[best.way].flags])  # it is pasted into a shell
+    return shlex.join([*line, *way.flags])  # it is pasted into a shell

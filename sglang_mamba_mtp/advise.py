@@ -6,8 +6,9 @@ SGLang's own arithmetic (`compat.planning`) and this plugin's (`state.sizing`), 
 memory has the same slots and requests. Break-even is an estimate (`costs.step`).
 
 What SGLang would measure is given instead: ``--gpu-memory`` a GPU, of which ``--mem-fraction-static`` is for weights
-and pools, and ``--weights`` the model's files (looked up, or counted from the configuration). A CUDA context, NCCL's
-buffers and a draft model of its own take more; add them to ``--weights`` for figures to the slot.
+and pools (0.85, or as little as leaves room for graphs and the drafts' KV cache, by `costs.beside`), and ``--weights``
+the model's files (looked up, or counted from the configuration). A CUDA context, NCCL's buffers and a draft model's own
+weights take more; add them to ``--weights`` for figures to the slot.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from . import cpu, names
-from .advice import MIB, STRATEGIES, Advice, advise
+from .advice import GIB, MIB, STRATEGIES, Advice, advise
+from .costs.beside import WORKSPACES
 from .errors import MtpError
 
 
@@ -34,12 +36,14 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model-path", required=True, help="a folder with config.json, or a name that SGLang can look up")
     add("--gpu-memory", type=_positive, required=True, metavar="GIB", help="memory of one GPU")
-    add("--mem-fraction-static", type=_positive, default=0.85, help="share of it for weights and pools (default 0.85)")
+    add("--mem-fraction-static", type=_positive, help="share of it for weights and pools (default: 0.85 or less)")
     add("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
     add("--weights", type=_positive, metavar="GIB", help="size of the model's files; looked up or counted by default")
     add("--mode", choices=(names.REPLAY, names.SLOTS), help="only this mode of the plugin, beside SGLang's own ways")
-    add("--algorithm", default="NEXTN", help="how drafts are made: NEXTN (default), NGRAM, EAGLE, ...")
+    add("--algorithm", default="NEXTN", help="how drafts are made: NEXTN (default), NGRAM, EAGLE, DFLASH, ...")
+    add("--draft-model-path", metavar="PATH", help="folder or name of the draft's model, where it has one of its own")
     add("--draft-nodes", type=int, default=4, help="draft nodes of a verify, the root included (default 4)")
+    add("--draft-steps", type=int, help="forwards of a draft (default: its nodes less one, as a chain's)")
     add("--topk", type=int, default=1, help="branches a step; 1 (default) is a chain")
     add("--window", type=int, help="--mamba-mtp-window (default: by the draft's nodes)")
     add("--radix-strategy", choices=STRATEGIES, help="only this strategy; none is --disable-radix-cache")
@@ -85,10 +89,22 @@ def text(advice: Advice, options: argparse.Namespace) -> str:
         f"break-even: accept length at which a full batch of requests of {options.request_tokens} tokens is as fast as "
         f"without speculation, on a {options.gpu}; an estimate",
         "",
+        _beside(advice, options),
+        "",
         "To serve the most requests:",
         f"  {advice.launch}",
     ]
     return "\n".join(lines)
+
+
+def _beside(advice: Advice, options: argparse.Namespace) -> str:
+    row, left = advice.launched, options.gpu_memory * (1 - advice.fraction)
+    said = (
+        f"beside weights and pools that server takes some {row.beside / GIB:.1f} GiB a rank (keys and values of "
+        f"drafts {row.draft_bytes / GIB:.1f}, CUDA graphs {row.graph_bytes / GIB:.1f}, {WORKSPACES / GIB:.0f} for "
+        f"workspaces) of {left:.1f} that --mem-fraction-static {advice.fraction:g} leaves"
+    )
+    return said if advice.enough(options.gpu_memory) else f"{said}: too little, leave that flag away or lower it"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

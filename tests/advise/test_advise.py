@@ -13,6 +13,8 @@ from sglang_mamba_mtp import advice as arithmetic
 from sglang_mamba_mtp import advise
 from sglang_mamba_mtp.cpu.defaults import CONV_DTYPE
 
+from ..engine import draft_models, models
+
 MODELS = Path(__file__).parents[2] / "launch" / "models"
 FAMILIES = {"gdn": MODELS / "tiny-gdn", "mamba2": MODELS / "tiny-mamba2"}
 MEMORY, FRACTION = 0.125, 0.75  # GiB
@@ -55,8 +57,9 @@ def advice(forked):
     return ask
 
 
-def serve(family: str, way: str, radix: str = "extra_buffer") -> dict:
-    """Slots, requests and tokens of a scheduler that finds `MEMORY` GiB, less its weights."""
+def serve(model: Path, way: str, radix: str = "extra_buffer", **draft) -> dict:
+    """Slots, requests and tokens of a scheduler that finds `MEMORY` GiB, less its weights; ``draft``: fields of its
+    `EngineSpec`."""
     from sglang.srt.mem_cache import kv_cache_configurator as module
     from sglang.srt.plugins import load_plugins
 
@@ -67,15 +70,13 @@ def serve(family: str, way: str, radix: str = "extra_buffer") -> dict:
     by_hand = ("max_total_tokens", "max_mamba_cache_size")
     defaults.DEFAULTS = tuple(default for default in defaults.DEFAULTS if default.name not in by_hand)
     profile = module.KVCacheConfigurator._profile_available_bytes
-    left = MEMORY - weights(FAMILIES[family])
+    left = MEMORY - weights(model)
     module.get_available_gpu_memory = lambda *args, **kwargs: left
     module.KVCacheConfigurator._profile_available_bytes = lambda self, before: profile(self, MEMORY)
     load_plugins()
     spec = EngineSpec(
-        model=str(FAMILIES[family]),
-        spec=None if way == "no speculation" else "NEXTN",
-        steps=NODES - 1,
-        draft_tokens=NODES,
+        model=str(model),
+        **({"spec": None if way == "no speculation" else "NEXTN", "steps": NODES - 1, "draft_tokens": NODES} | draft),
         radix=radix,
         overlap=True,
         max_running_requests=64,
@@ -98,7 +99,7 @@ def serve(family: str, way: str, radix: str = "extra_buffer") -> dict:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_server_has_what_was_advised(forked, advice, family, way):
     result = forked(
-        lambda: print("served:", json.dumps(serve(family, way))),
+        lambda: print("served:", json.dumps(serve(FAMILIES[family], way))),
         SGLANG_MAMBA_MTP_MODE=WAYS[way],
         **{CONV_DTYPE: "float32"},
     )
@@ -112,7 +113,7 @@ def test_a_server_has_what_was_advised(forked, advice, family, way):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
     result = forked(
-        lambda: print("served:", json.dumps(serve(family, "replay", radix="auto"))),
+        lambda: print("served:", json.dumps(serve(FAMILIES[family], "replay", radix="auto"))),
         SGLANG_MAMBA_MTP_RADIX="rewind",
         **{CONV_DTYPE: "float32"},
     )
@@ -122,6 +123,37 @@ def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
     (tracked,) = [row for row in advice(family)["rows"] if row["way"] == "replay"]
     assert row["requests"] > 1.8 * tracked["requests"]
     assert "radix" not in advice(family, "rewind")["launch"], "it is what replay does"
+
+
+@pytest.mark.parametrize("way", ["SGLang's verify", "slots", "replay"])
+def test_a_server_that_drafts_blocks_has_what_was_advised(forked, tmp_path, way):
+    """The draft's layers have keys and values of their own, and every node of a block counts."""
+    model, draft = models.write_qwen3_next(tmp_path / "gdn"), draft_models.write_dflash(tmp_path / "draft")
+    block = {"spec": "DFLASH", "draft_model": str(draft), "steps": 1, "draft_tokens": draft_models.BLOCK}
+    argv = ["--model-path", str(model), "--gpu-memory", str(MEMORY), "--dtype", "float32", "--radix-strategy"]
+    argv += ["extra_buffer", "--mem-fraction-static", str(FRACTION), "--max-running-requests", "64"]
+    argv += ["--algorithm", "DFLASH", "--draft-model-path", str(draft), "--draft-nodes", str(draft_models.BLOCK)]
+
+    def advised():
+        print("advice:", json.dumps(advise.asdict(arithmetic.advise(advise.parser().parse_args(argv)))))
+
+    asked = forked(advised, **{CONV_DTYPE: "float32"})
+    assert asked.code == 0, asked.output
+    advice = told(asked.output, "advice: ")
+    served = forked(
+        lambda: print("served:", json.dumps(serve(model, way, **block))),
+        SGLANG_MAMBA_MTP_MODE=WAYS[way],
+        **{CONV_DTYPE: "float32"},
+    )
+    assert served.code == 0, served.output[-3000:]
+    (row,) = [row for row in advice["rows"] if row["way"] == way]
+    assert told(served.output, "served: ") == {name: row[name] for name in ("slots", "requests", "tokens")}
+    line = advice["launch"]
+    assert (
+        f"--speculative-algorithm DFLASH --speculative-num-draft-tokens 16 --speculative-draft-model-path {draft}"
+        in line
+    )
+    assert "steps" not in line and "topk" not in line, "they are SGLang's"
 
 
 def test_what_the_ways_cost(advice):
@@ -144,11 +176,43 @@ def test_what_the_ways_cost(advice):
     assert told["text"].endswith(told["launch"])
 
 
+def test_room_is_left_for_graphs_and_drafts(forked):
+    """Trees of many requests take more beside the pools than is usually left; nobody need try that out."""
+    shape = MODELS.with_name("shapes") / "nemotron-nano-9b-v2"
+    tree = ["--draft-nodes", "8", "--draft-steps", "3", "--topk", "4", "--radix-strategy", "rewind"]
+
+    def advised(*fraction: str) -> dict:
+        argv = ["--model-path", str(shape), "--gpu-memory", "139.8", *tree, *fraction]
+        options = advise.parser().parse_args(argv)
+        found = arithmetic.advise(options)
+        return {**advise.asdict(found), "beside": found.launched.beside, "text": advise.text(found, options)}
+
+    def asked() -> None:
+        free = advised()
+        more = advised("--mem-fraction-static", str(round(free["fraction"] + 0.01, 2)))
+        print("advice:", json.dumps([free, more]))
+
+    result = forked(asked)
+    assert result.code == 0, result.output[-3000:]
+    free, more = told(result.output, "advice: ")
+    assert 0.8 <= free["fraction"] < arithmetic.FRACTION
+    assert f"--mem-fraction-static {free['fraction']:g} " in free["launch"]
+    for found, enough in ((free, True), (more, False)):
+        left = 139.8 * (1 - found["fraction"]) * 2**30
+        assert (found["beside"] <= left) is enough
+        assert ("too little" in found["text"]) is not enough
+    row = free["launched"]
+    assert row["draft_bytes"] == row["tokens"] * 2 * 8 * 128 * 2, (
+        "keys and values of one layer, 8 heads of 128, 16 bits"
+    )
+    assert more["launched"]["requests"] >= row["requests"]
+
+
 def test_the_line_to_launch_is_one_command(advice):
     """It is there to be pasted into a shell, and a model's path may come from somewhere else."""
     path = "models/a model; touch $(here) `there`"
     options = advise.parser().parse_args(["--model-path", path, "--gpu-memory", "80", "--dtype", "float32;x"])
-    line = arithmetic._launch_line(options, [arithmetic.Row("replay", "extra_buffer", requests=7)])
+    line = arithmetic._launch_line(options, arithmetic.Row("replay", "extra_buffer", requests=7), 0.85)
     words = shlex.split(line)
     assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", path]
     assert words[words.index("--dtype") + 1] == "float32;x"
