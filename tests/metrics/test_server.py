@@ -57,12 +57,15 @@ class Watched:
         self.log = server.log.read_text(errors="replace")
 
     def _at_rest(self) -> tuple[str, dict]:
-        """``/metrics`` and the scheduler's state. With overlap a step is still being counted when answers are out."""
+        """``/metrics`` and the scheduler's state. With overlap a step is still being counted when answers are out, and
+        one scrape reads the kinds of metrics one after the other: what the scrape before it told too is at rest."""
+        moving = (PREFIX + "verifies_total", PREFIX + "accept_length", "sglang:spec_accept_length")
+        metrics = self.text()
         for _ in range(50):
-            metrics, state = self.text(), self.server.get("/server_info")["internal_states"][0]
+            before, state = values(metrics), self.server.get("/server_info")["internal_states"][0]
             time.sleep(0.1)
-            verifies = PREFIX + "verifies_total"
-            if values(self.text()).get(verifies) == values(metrics).get(verifies):
+            metrics = self.text()
+            if all(before.get(name) == values(metrics).get(name) for name in moving):
                 break
         return metrics, state
 
