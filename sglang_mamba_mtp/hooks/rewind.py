@@ -27,7 +27,7 @@ def offer_to_radix_cache(
         return length
     length = requests.length_within_reach(req, min(token_ids_len, batches.answered_length(req)))
     if length:
-        insert_params.mamba_value = batches.request_slot(req).reshape(1).clone()
+        insert_params.mamba_value = requests.offer(req, length)
     return length
 
 
@@ -39,8 +39,7 @@ def after_the_offer(
     insert_result: Any = None,
     insert_params: Any = None,
 ) -> Any:
-    """AROUND `MambaComponent.cleanup_after_caching_req`: a request that has ended keeps no slot. The one that the radix
-    cache took is brought back to its key's length before anybody reads it."""
+    """AROUND `MambaComponent.cleanup_after_caching_req`: a request that has ended keeps no slot."""
     requests = component.cache.req_to_token_pool
     if not isinstance(requests, RewindRequests) or not is_finished:
         return original(component, req, is_finished, insert_result=insert_result, insert_params=insert_params)

@@ -6,6 +6,9 @@ and a `DraftStore`, which the linear-attention backend opens when it is built (o
 keeps the rule that nobody ever reads a slot behind its request: whoever reads a slot settles it first, whoever
 overwrites a slot forgets what was known about it. And whoever touches a slot first catches up with what the scheduler
 has decided about slots (slot_queue.py).
+
+Somebody may touch slots beside the forwards, on another stream: the scheduler, on whose word HiCache copies states to
+the host and back. It does so behind all forwards so far and ahead of those to come (`MtpMambaPool._in_order`).
 """
 
 from __future__ import annotations
@@ -91,6 +94,8 @@ class MtpMambaPool(MambaPool):
         self._ops = common.ops_for(self.mamba_cache.temporal.device)
         self.store: DraftStore | None = None
         self._opened_as: object = None
+        self._forward_stream: Any = None
+        self._loaded: Any = None
 
     def open_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
         """The store of this pool for batches of up to ``max_batch`` rows, made on the first call; later backends over
@@ -149,9 +154,28 @@ class MtpMambaPool(MambaPool):
 
     def enter_forward(self) -> None:
         """A forward begins, on the current stream, before it looks at any slot."""
+        self.forwards_run_here()
+        self.catch_up()
+
+    def forwards_run_here(self) -> None:
+        """The current stream is the forwards'."""
+        if torch.device(self.device).type == "cuda":
+            self._forward_stream = torch.get_device_module(self.device).current_stream()
 
     def catch_up(self) -> None:
         """Somebody is about to look at slots: what was decided about them is done first. Here nothing ever waits."""
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
+        forward = self._forward_stream
+        stream = None if forward is None else torch.get_device_module(self.device).current_stream()
+        if stream is None or stream == forward:
+            yield
+            return
+        stream.wait_stream(forward)
+        yield
+        forward.wait_stream(stream)
 
     def settle(self, slots: torch.Tensor) -> None:
         """Bring the states of ``slots`` up to date, in the axis order they are in; entries <= 0 are skipped."""
@@ -176,12 +200,34 @@ class MtpMambaPool(MambaPool):
         super().clear_slots(indices)
         self.overwritten_by_sglang(indices)
 
+    def leave_for_host(self, slots: torch.Tensor) -> None:
+        """The bytes of ``slots`` [n] are about to be copied to the host, behind what the current stream has been given:
+        they are to be the whole state, as SGLang's kernels read it."""
+        with self._in_order():
+            self.settle_for_sglang(slots)
+
+    def arrive_from_host(self, slots: torch.Tensor) -> None:
+        """States are about to be copied from the host into ``slots`` [n], behind what the current stream is given.
+
+        A slot's last owner may have a forward at work, for which up to 0.5.18 SGLang's copy does not wait."""
+        with self._in_order():
+            self.overwritten_by_sglang(slots)
+
+    def arriving_until(self, loaded: Any) -> None:
+        """The states on their way from the host are there with the event ``loaded``.
+
+        A prefill waits for them layer by layer. A request that hits a prefix whose state is still on its way copies
+        all its layers before the first of them, and SGLang lets it: here it waits."""
+        self._loaded = loaded
+
     def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
         """Copy the states of ``src_indices`` [n] to ``dst_indices`` [n], other slots than these.
 
         SGLang gathers all of them into a temporary first: 8 GiB where 61 requests of a 9B Mamba2 model hit a prefix
         together, more than a server that fills its memory with slots has left.
         """
+        if self._loaded is not None:
+            self._loaded.wait(torch.get_device_module(self.device).current_stream())
         self.settle(src_indices)
         self._copy_states(src_indices, dst_indices)
         for sibling in batches.slot_siblings(self):
@@ -252,7 +298,6 @@ class RewindPool(ReplayPool):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.queue = SlotQueue(self.mamba_cache.temporal.device)
-        self._forward_stream: Any = None
 
     @staticmethod
     def _rewinds_to(model_runner: Any) -> int:
@@ -262,11 +307,6 @@ class RewindPool(ReplayPool):
         self.queue.forget()
         super().renew()
 
-    def enter_forward(self) -> None:
-        if torch.device(self.device).type == "cuda":
-            self._forward_stream = torch.get_device_module(self.device).current_stream()
-        self.catch_up()
-
     def catch_up(self) -> None:
         """Do what is queued, behind the forward that was launched last and ahead of the next one."""
         if self.store is None or not len(self.queue):
@@ -274,18 +314,6 @@ class RewindPool(ReplayPool):
         slots, lengths = self.queue.take()
         with self._in_order():
             self.store.state_at(slots, slots, lengths)
-
-    @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Work on slots from whatever stream: behind the forwards so far, ahead of those to come."""
-        forward = self._forward_stream
-        stream = None if forward is None else torch.get_device_module(self.device).current_stream()
-        if stream is None or stream == forward:
-            yield
-            return
-        stream.wait_stream(forward)
-        yield
-        forward.wait_stream(stream)
 
     @property
     def page(self) -> int:

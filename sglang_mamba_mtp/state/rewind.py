@@ -18,11 +18,20 @@ import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
 from ..compat import batches, startup
+from ..errors import MtpError
 from .pools import RewindPool
 from .window import threshold_to_rewind
 
 #: State slots for every running request: its own, and one for what the radix cache keeps of it.
 SLOTS_PER_REQUEST = 2
+#: With HiCache, where what the radix cache keeps stays until it has been copied to the host, and the next request has
+#: begun by then, with a slot for its prefill's snapshot.
+SLOTS_PER_REQUEST_WITH_HOST = 3
+
+
+def slots_per_request(server_args: Any) -> int:
+    """State slots for every running request."""
+    return SLOTS_PER_REQUEST_WITH_HOST if startup.resolved(server_args).enable_hierarchical_cache else SLOTS_PER_REQUEST
 
 
 def why_not(server_args: Any, longest_window: int) -> str | None:
@@ -49,6 +58,7 @@ class RewindRequests(HybridReqToTokenPool):
     """SGLang's request pool, whose requests hold their own slot and, during a prefill, one for its snapshot."""
 
     mamba_pool_cls = RewindPool
+    _offered: int | None = None
 
     def __init__(self, *, enable_overlap_schedule: bool = True, **kwargs: Any) -> None:
         # Without overlap SGLang's requests have one snapshot slot. That is what prefills need here.
@@ -102,21 +112,47 @@ class RewindRequests(HybridReqToTokenPool):
         length -= length % self.mamba_pool.page
         return length if length >= req._mamba_mtp_prefilled else 0
 
+    def offer(self, req: Any, length: int) -> torch.Tensor:
+        """The own slot [1] of ``req``, which has ended, as the state after ``length`` tokens: that is what it holds
+        before anybody reads it. Some versions copy it to the host before they say that they keep it."""
+        slot, self._offered = batches.request_slot(req), length
+        self.mamba_pool.give_away(slot, length)
+        return slot.reshape(1).clone()
+
     def release(self, req: Any, *, given: int | None) -> None:
         """``req`` has ended. ``given``: of how many tokens the radix cache has taken its own slot as the state; None:
-        it has not taken it."""
+        it has not taken it.
+
+        Raises
+            MtpError: it was offered as the state after another number of tokens.
+        """
         slot, snapshot = batches.request_slot(req), self.snapshot_of(req)
-        if given is not None:
-            self.mamba_pool.give_away(slot, given)
-        else:
+        self._hide_slot(req)
+        if given is None:
             self.mamba_allocator.free(slot.reshape(1))
+        elif given != self._offered:
+            raise MtpError(f"the radix cache keys a state of {self._offered} tokens by {given} tokens")
         if snapshot is not None:
             self.mamba_allocator.free(snapshot)
         self._let_go_of_snapshot(req)
         batches.let_go_of_slot(req)
 
+    def _hide_slot(self, req: Any) -> None:
+        """A verify with ``req`` in it may be planned and yet to be launched: beside a grammar, NGRAM's results are seen
+        before the next verify begins. It is not to find the slot, whose next owner would get the tokens it commits.
+        """
+        row = batches.request_row(req)
+        if row is not None:
+            self.req_index_to_mamba_index_mapping[row].fill_(-1)
+
     def free_mamba_cache(self, req: Any, mamba_ping_pong_track_buffer_to_keep: int | None = None) -> None:
         self.release(req, given=None)
+
+    def may_load(self, evictable: int) -> bool:
+        """Whether a state may come back from the host for the radix cache, of which ``evictable`` slots can be had: not
+        where a request that may still begin would go without one."""
+        there = self.mamba_allocator.available_size() + evictable
+        return there > SLOTS_PER_REQUEST * self.available_size()
 
     def clear(self) -> None:
         super().clear()

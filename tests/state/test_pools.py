@@ -62,6 +62,45 @@ def test_copies_go_to_their_slots_and_nowhere_else():
     check_copies("cpu")
 
 
+class Stream:
+    """A stream that notes what it waits for, and what is done on it."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.mark.parametrize(
+    "work, called", [("settle_for_sglang", "leave_for_host"), ("overwritten_by_sglang", "arrive_from_host")]
+)
+def test_slots_travel_behind_the_forwards_so_far_and_ahead_of_those_to_come(work, called, monkeypatch):
+    pool, log, slots = make_pool("cpu"), [], torch.tensor([3])
+    forward, scheduler = Stream("forward", log), Stream("scheduler", log)
+    pool._forward_stream = forward
+    monkeypatch.setattr(pool, work, lambda given: log.append(f"{work} {given.tolist()}"))
+    for current, expected in (
+        (scheduler, ["scheduler waits for forward", f"{work} [3]", "forward waits for scheduler"]),
+        (forward, [f"{work} [3]"]),
+    ):
+        log.clear()
+        monkeypatch.setattr(
+            torch, "get_device_module", lambda device, s=current: SimpleNamespace(current_stream=lambda: s)
+        )
+        getattr(pool, called)(slots)
+        assert log == expected
+
+
+def test_a_copy_waits_for_what_is_on_its_way_from_the_host(monkeypatch):
+    pool, log = make_pool("cpu"), []
+    pool.arriving_until(SimpleNamespace(wait=lambda stream: log.append("waits")))
+    copy = pool._copy_states
+    monkeypatch.setattr(pool, "_copy_states", lambda *slots: (log.append("copies"), copy(*slots)))
+    pool.copy_from(torch.tensor([1]), torch.tensor([2]))
+    assert log == ["waits", "copies"]
+
+
 def _no_memory(module, dtype: torch.dtype):
     """Nothing of this type can be allocated by ``module``'s torch, on any device, as PyTorch says it of a GPU."""
 

@@ -128,6 +128,10 @@ SABOTAGES = {
     "a fold takes the newest step too": (RewindLives, Window, "commit", _nothing_stays),
     "a fold passes the boundary of a page": (PagedLives, Window, "commit", _nothing_but_the_newest_stays),
     "a slot is given away a token ahead of its key": (RewindLives, Window, "state_at", _one_token_longer),
+    "a slot goes to the host as it lies": (RewindLives, MtpMambaPool, "leave_for_host", _nothing),
+    "a slot goes to the host in the other order": (SlotsLives, MtpMambaPool, "leave_for_host", _nothing),
+    "a slot that is loaded keeps its pending count": (ReplayLives, MtpMambaPool, "arrive_from_host", _nothing),
+    "a slot that is loaded keeps its draft slot": (SlotsLives, MtpMambaPool, "arrive_from_host", _nothing),
     "slots are taken before they are brought back": (RewindLives, RewindPool, "catch_up", _nothing),
     "the convolution stays behind a fold": (RewindLives, Window, "_fold_both", _without_the_convolution),
 }

@@ -334,6 +334,24 @@ class Lives(RuleBasedStateMachine):
         request.slot = slot
         request.reach(request.length, request.state)
 
+    @precondition(lambda self: self.cached and self.free_slots)
+    @rule(evicted=st.booleans())
+    def send_to_host_and_load(self, evicted: bool) -> None:
+        """What HiCache does with a state of the radix cache: it copies the slot's bytes, and later those into another
+        slot. ``evicted``: the device has it no more by then."""
+        source = sorted(self.cached)[self.pick(len(self.cached))]
+        slot, state = self.free_slots.pop(), self.cached[source]
+        states = (self.pool.mamba_cache.temporal, *self.pool.mamba_cache.conv)
+        self.pool.leave_for_host(self.index(source).long())
+        host = [tensor[:, source].clone() for tensor in states]
+        if evicted:
+            self.free_slots.insert(0, source)
+            del self.cached[source]
+        self.pool.arrive_from_host(self.index(slot).long())
+        for tensor, copied in zip(states, host, strict=True):
+            tensor[:, slot] = copied
+        self.cached[slot] = state
+
     @precondition(lambda self: self.running)
     @rule()
     def finish_donating_the_active_slot(self) -> None:
