@@ -69,9 +69,11 @@ def _algorithm(args: Any) -> str:
 
 
 #: What drafts and commits as the plugin knows it.
-KNOWN_ALGORITHMS = frozenset({"NEXTN", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM"})
-#: What commits the recurrent state on a path of its own.
-COMMITS_ITSELF = frozenset({"DFLASH", "DSPARK", "UNO"})
+KNOWN_ALGORITHMS = frozenset({"NEXTN", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "DFLASH"})
+#: SGLang's own algorithms that are not among them.
+UNTRIED_ALGORITHMS = frozenset({"DSPARK", "UNO"})
+#: For whoever wants another one.
+_KNOWN = "use NEXTN, EAGLE, EAGLE3, STANDALONE, NGRAM or DFLASH"
 
 
 def _device(args: Any) -> str:
@@ -87,16 +89,20 @@ def _adaptive_settings(args: Any) -> str:
 
 
 def _is_chain(args: Any) -> bool:
-    """Whether the number of draft nodes follows from the number of steps."""
     return args.speculative_eagle_topk == 1 and _algorithm(args) != "NGRAM"
 
 
+def _follows_from_steps(args: Any) -> bool:
+    """Whether the number of draft nodes follows from the number of steps. DFLASH drafts its chain in one."""
+    return _is_chain(args) and _algorithm(args) != "DFLASH"
+
+
 def _chain_steps(args: Any) -> int:
-    return (args.speculative_num_steps or 0) if _is_chain(args) and not args.speculative_adaptive else 0
+    return (args.speculative_num_steps or 0) if _follows_from_steps(args) and not args.speculative_adaptive else 0
 
 
-def _tree_nodes(args: Any) -> int:
-    return 0 if _is_chain(args) else (args.speculative_num_draft_tokens or 0)
+def _given_nodes(args: Any) -> int:
+    return 0 if _follows_from_steps(args) else (args.speculative_num_draft_tokens or 0)
 
 
 def _decode_graph_backend(args: Any) -> str:
@@ -145,16 +151,17 @@ COMMON: tuple[Decline, ...] = (
     Decline(
         "--speculative-algorithm",
         lambda args: args.speculative_algorithm,
-        lambda algorithm: str(algorithm).upper() in COMMITS_ITSELF,
-        "it commits the recurrent state on a path of its own",
-        "use NEXTN, EAGLE, EAGLE3, STANDALONE or NGRAM",
+        lambda algorithm: str(algorithm).upper() in UNTRIED_ALGORITHMS,
+        "its drafts may be of another length for every request (DSPARK), or trees of its own making (UNO), and what "
+        "it commits was not tried here",
+        _KNOWN,
     ),
     Decline(
         "--speculative-algorithm",
         lambda args: args.speculative_algorithm,
-        lambda algorithm: str(algorithm or "NONE").upper() not in KNOWN_ALGORITHMS | COMMITS_ITSELF | {"NONE"},
+        lambda algorithm: str(algorithm or "NONE").upper() not in KNOWN_ALGORITHMS | UNTRIED_ALGORITHMS | {"NONE"},
         "it is not SGLang's own (another plugin registers it), so how it drafts and what it commits is not known here",
-        "use NEXTN, EAGLE, EAGLE3, STANDALONE or NGRAM",
+        _KNOWN,
     ),
     Decline(
         "--page-size",
@@ -178,11 +185,21 @@ COMMON: tuple[Decline, ...] = (
         "--enable-linear-replayssm-spec",
         "it is SGLang's own answer to the same problem (chains only) and allocates no buffers for the verify",
     ),
-    _switched_on("--enable-int8-mamba-checkpoint", "cached states are requantised behind the pool's back"),
+    _switched_on(
+        "--enable-int8-mamba-checkpoint",
+        "cached states lie in a pool of their own, from which requests' slots are filled without this plugin's "
+        "knowledge, and which no state that is rewound goes into",
+    ),
     _switched_on("--enable-unified-memory", "slots of the state pool move while requests run"),
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
-    _switched_on("--enable-hierarchical-cache", "states that travel to the host and back are not tested yet"),
-    _switched_on("--enable-lmcache", "states that travel to the host and back are not tested yet"),
+    Decline(
+        "--hicache-storage-backend",
+        lambda args: args.hicache_storage_backend if args.enable_hierarchical_cache else None,
+        bool,
+        "states that go on from the host's memory to a storage, and come from there, are not tested",
+        "remove --hicache-storage-backend",
+    ),
+    _switched_on("--enable-lmcache", "its own radix cache copies states without this plugin's knowledge"),
     _switched_on(
         "--enable-unified-cache-external-linker",
         "states are loaded into slots without this plugin's knowledge",
@@ -231,7 +248,7 @@ _ANCESTORS = f"and a verify keeps a node's ancestors as bits of one word, for at
 OWN_VERIFY: tuple[Decline, ...] = (
     Decline(
         "--speculative-num-draft-tokens",
-        _tree_nodes,
+        _given_nodes,
         lambda nodes: nodes > MAX_NODES,
         f"a draft has that many nodes, {_ANCESTORS}",
         f"use --speculative-num-draft-tokens {MAX_NODES} or fewer",
@@ -291,6 +308,50 @@ def window_too_long(options: config.MtpConfig, family: str) -> list[str]:
     ]
 
 
+def no_inner_states(server_args: Any) -> list[str]:
+    """The refusal of DFLASH with a model whose class, in the installed SGLang, does not show its inner states, if it is
+    one. SGLang would say so too, once it has loaded the weights."""
+    if _algorithm(startup.resolved(server_args)) != "DFLASH":
+        return []
+    model = startup.hides_inner_states(server_args)
+    if model is None:
+        return []
+    return [
+        f"--speculative-algorithm DFLASH: its draft reads the target's inner states, which {model} of the installed "
+        f"SGLang does not hand out (NemotronHForCausalLM does from 0.5.19 on); use another algorithm"
+    ]
+
+
+def snapshots_too_close(server_args: Any) -> list[str]:
+    """The refusal of snapshots at intervals that two verifies in a row may both cross, with overlap scheduling.
+
+    SGLang plans a verify before it has seen how far the one before it got: both then write the same slot, and a request
+    that ends with the first is cached with the state of the second (0.5.17: with the slot that neither wrote). Lazy
+    snapshots look for this themselves.
+    """
+    args = startup.resolved(server_args)
+    if args.disable_radix_cache or args.disable_overlap_schedule or args.mamba_radix_cache_strategy != "extra_buffer":
+        return []
+    nodes = startup.draft_lengths(server_args)[-1]
+    if startup.snapshot_interval(server_args) >= 2 * nodes:
+        return []
+    return [
+        f"--mamba-track-interval {args.mamba_track_interval}: two verifies of {nodes} nodes may cross two boundaries, "
+        f"and with overlap scheduling both would take their snapshot into one slot; use {2 * nodes} or more, or "
+        f"--mamba-radix-cache-strategy extra_buffer_lazy"
+    ]
+
+
+def _refuse(refusals: list[str], mode: str, model: str) -> None:
+    if not refusals:
+        return
+    lines = "\n".join(f"  - {text}" for text in refusals)
+    raise MtpError(
+        f"mamba-mtp mode {mode!r} cannot serve this {model} model:\n{lines}\n"
+        f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
+    )
+
+
 def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str, model: str) -> None:
     """Check the arguments of a server that decodes speculatively with a model that ``mode`` has a backend for.
 
@@ -299,10 +360,14 @@ def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str
     Raises
         MtpError: something is declined; the message lists everything that is.
     """
-    refusals = declined(startup.resolved(server_args), guards, family) + window_too_long(config.current(), family)
-    if refusals:
-        lines = "\n".join(f"  - {text}" for text in refusals)
-        raise MtpError(
-            f"mamba-mtp mode {mode!r} cannot serve this {model} model:\n{lines}\n"
-            f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
-        )
+    refusals = declined(startup.resolved(server_args), guards, family)
+    _refuse(refusals + window_too_long(config.current(), family) + no_inner_states(server_args), mode, model)
+
+
+def check_snapshots(server_args: Any, *, mode: str, model: str) -> None:
+    """Check the arguments of such a server, where the radix cache is SGLang's alone (`state.rewind` is not used).
+
+    Raises
+        MtpError: as in `check`.
+    """
+    _refuse(snapshots_too_close(server_args), mode, model)

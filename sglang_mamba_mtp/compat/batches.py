@@ -169,6 +169,19 @@ def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
     return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
 
 
+@functools.cache
+def blocks_take_no_snapshots() -> bool:
+    """Whether a verify of DFLASH has no snapshots taken (up to 0.5.19): it is not told the lengths after it."""
+    worker = importlib.import_module("sglang.srt.speculative.dflash_worker_v2").DFlashWorkerV2
+    commit = inspect.unwrap(worker._update_target_mamba_state_after_verify)
+    return "seq_lens_post_verify" not in inspect.signature(commit).parameters
+
+
+def prepare_tracking(batch: Any) -> None:
+    """Which slots the verify that is being prepared takes its snapshots into, as SGLang has it for other drafts."""
+    importlib.import_module("sglang.srt.speculative.spec_utils").prepare_mamba_track_for_verify(batch)
+
+
 def slot_siblings(mamba_pool: Any) -> Sequence[Any]:
     """What else SGLang keeps by state slot and copies with it (``copy_slots(src, dst)``); nothing in 0.5.17."""
     return getattr(mamba_pool, "_slot_siblings", ())

@@ -39,6 +39,24 @@ def collect_track_entry(entry: Any, batch: Any, req: Any) -> None:
         entries.append(entry)
 
 
+def keep_track_entries(
+    original: Callable[..., Any], forward_batch: Any, model_runner: Any, num_tokens: int, bs: int
+) -> Any:
+    """AROUND `ForwardBatch._pad_inputs_to_size`: what is padded keeps its host copies. Padded rows track nothing.
+
+    Data-parallel attention pads the batches of all ranks to one size. From 0.5.21 on SGLang has host copies of its own
+    and pads them.
+    """
+    held = forward_batch.mamba_track_mask is not None and not batches.schedule_batch_has_host_tracking()
+    tracking = batches.host_tracking(forward_batch) if held else None
+    result = original(forward_batch, model_runner, num_tokens, bs)
+    if tracking is not None:
+        more = forward_batch.mamba_track_mask.shape[0] - len(tracking.mask)
+        padded = HostTracking(mask=[*tracking.mask, *[False] * more], seqlens=[*tracking.seqlens, *[-1] * more])
+        batches.attach_host_tracking(forward_batch, padded)
+    return result
+
+
 def commit(
     original: Callable[..., Any],
     hybrid_backend: Any,
@@ -54,6 +72,40 @@ def commit(
     if isinstance(backend, TargetVerify):
         return backend.commit_verify(*accepted)
     return original(hybrid_backend, *accepted, *args, **kwargs)
+
+
+def track_in_a_block(verify: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE `DFlashVerifyInput.prepare_for_verify`: which slots a verify of DFLASH takes its snapshots into, as with
+    every other draft. From 0.5.18 on SGLang says so itself; up to then they are those of the last prefill, or none.
+    """
+    if not batch.forward_mode.is_idle() and batches.blocks_take_no_snapshots():
+        batches.prepare_tracking(batch)
+
+
+def commit_block(
+    original: Callable[..., None],
+    worker: Any,
+    *,
+    batch: Any,
+    seq_lens_pre_verify: torch.Tensor,
+    commit_lens: torch.Tensor,
+    **kwargs: Any,
+) -> None:
+    """AROUND `DFlashWorkerV2._update_target_mamba_state_after_verify`: a snapshot is taken where a verify crosses an
+    interval.
+
+    Up to 0.5.19 SGLang takes the batch's lengths for those after the verify, which they become only later: it takes no
+    snapshot, and caches what the slot held as the state at the interval.
+    """
+    lengths = {"batch": batch, "seq_lens_pre_verify": seq_lens_pre_verify, "commit_lens": commit_lens, **kwargs}
+    if not batches.blocks_take_no_snapshots():
+        original(worker, **lengths)
+        return
+    before, batch.seq_lens = batch.seq_lens, seq_lens_pre_verify + commit_lens
+    try:
+        original(worker, **lengths)
+    finally:
+        batch.seq_lens = before
 
 
 class _Behind(contextlib.AbstractContextManager):

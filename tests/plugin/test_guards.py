@@ -39,6 +39,7 @@ def arguments(**changed) -> SimpleNamespace:
         "enable_unified_memory": False,
         "enable_page_major_kv_layout": False,
         "enable_hierarchical_cache": False,
+        "hicache_storage_backend": None,
         "enable_lmcache": False,
         "enable_unified_cache_external_linker": False,
         "enable_streaming_session": False,
@@ -58,7 +59,6 @@ def arguments(**changed) -> SimpleNamespace:
 
 REFUSED = [
     ({"device": "npu"}, "--device npu"),
-    ({"speculative_algorithm": "DFLASH"}, "--speculative-algorithm DFLASH"),
     ({"speculative_algorithm": "DSPARK"}, "--speculative-algorithm DSPARK"),
     ({"speculative_algorithm": "uno"}, "--speculative-algorithm uno"),
     ({"speculative_algorithm": "my_spec"}, "--speculative-algorithm my_spec"),
@@ -70,7 +70,7 @@ REFUSED = [
     ({"enable_int8_mamba_checkpoint": True}, "--enable-int8-mamba-checkpoint True"),
     ({"enable_unified_memory": True}, "--enable-unified-memory True"),
     ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout True"),
-    ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache True"),
+    ({"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}, "--hicache-storage-backend file"),
     ({"enable_lmcache": True}, "--enable-lmcache True"),
     ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker True"),
     ({"enable_streaming_session": True}, "--enable-streaming-session True"),
@@ -90,6 +90,7 @@ REFUSED_WITH_OWN_VERIFY = [
     ({"speculative_eagle_topk": 4, **NODES_65}, "--speculative-num-draft-tokens 65"),
     ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 1, **NODES_65}, "--speculative-num-draft-tokens 65"),
     ({"speculative_num_steps": 64, **NODES_65}, "--speculative-num-steps 64"),
+    ({"speculative_algorithm": "DFLASH", "speculative_num_steps": 1, **NODES_65}, "--speculative-num-draft-tokens 65"),
     ({"linear_attn_verify_backend": "flashinfer"}, "--linear-attn-verify-backend flashinfer"),
     ({"linear_attn_verify_backend": "nv_cutedsl"}, "--linear-attn-verify-backend nv_cutedsl"),
     (
@@ -161,12 +162,16 @@ def test_adaptive_speculation_by_its_longest_chain(steps, nodes, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [names.REPLAY, names.SLOTS, names.SNAPSHOT])
-@pytest.mark.parametrize("draft", [{}, {"speculative_eagle_topk": 3}, {"speculative_algorithm": "NGRAM"}])
+@pytest.mark.parametrize(
+    "draft",
+    [{}, {"speculative_algorithm": "DFLASH"}, {"speculative_eagle_topk": 3}, {"speculative_algorithm": "NGRAM"}],
+)
 def test_flashinfers_mamba_kernel_verifies_chains(mode, draft):
     """It verifies where SGLang's kernels do. GDN has none of it."""
     flashinfer = arguments(mamba_backend="flashinfer", **draft)
     found = guards.declined(flashinfer, modes.MODES[mode].guards, names.MAMBA2)
-    assert len(found) == bool(mode == names.SNAPSHOT and draft)
+    chain = draft in ({}, {"speculative_algorithm": "DFLASH"})
+    assert len(found) == bool(mode == names.SNAPSHOT and not chain)
     assert all(text.startswith("--mamba-backend flashinfer: ") and "chains" in text for text in found)
     assert guards.declined(flashinfer, modes.MODES[mode].guards, names.GDN) == []
 
@@ -182,6 +187,39 @@ def test_a_window_that_fits_no_gpu(family):
         assert len(refusals) == (spelling is not None)
         for text in refusals:
             assert text.startswith(spelling) and str(window) in text and f"use at most {longest}" in text
+
+
+TRACKED = {"disable_radix_cache": False, "disable_overlap_schedule": False}
+
+
+@pytest.mark.parametrize("interval, refused", [(31, True), (32, False)])
+def test_snapshots_that_two_verifies_may_write(monkeypatch, interval, refused):
+    """Two verifies of 16 nodes cross boundaries that are 31 tokens apart, and no two that are 32."""
+    monkeypatch.setattr(startup, "resolved", lambda args: args)
+    monkeypatch.setattr(startup, "snapshot_interval", lambda args: args.mamba_track_interval)
+    nodes = {"speculative_num_draft_tokens": 16, "mamba_track_interval": interval}
+    tracked = arguments(**nodes, **TRACKED, mamba_radix_cache_strategy="extra_buffer")
+    found = guards.snapshots_too_close(tracked)
+    assert len(found) == refused
+    assert all(text.startswith("--mamba-track-interval 31: ") and "use 32 or more" in text for text in found)
+    for changed in (
+        {"disable_radix_cache": True},
+        {"disable_overlap_schedule": True},
+        {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+        {"mamba_radix_cache_strategy": "no_buffer"},
+    ):
+        assert guards.snapshots_too_close(SimpleNamespace(**{**vars(tracked), **changed})) == []
+
+
+@pytest.mark.parametrize(
+    "algorithm, hidden, refused", [("DFLASH", "Bare", 1), ("DFLASH", None, 0), ("EAGLE", "Bare", 0)]
+)
+def test_a_model_that_hides_its_inner_states(monkeypatch, algorithm, hidden, refused):
+    monkeypatch.setattr(startup, "resolved", lambda args: args)
+    monkeypatch.setattr(startup, "hides_inner_states", lambda args: hidden)
+    found = guards.no_inner_states(arguments(speculative_algorithm=algorithm))
+    assert len(found) == refused
+    assert all(text.startswith("--speculative-algorithm DFLASH: ") and "Bare" in text for text in found)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +238,7 @@ def test_a_window_that_fits_no_gpu(family):
         {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 64},
         {"speculative_num_steps": 63, "speculative_num_draft_tokens": 64},
         {"speculative_algorithm": "FROZEN_KV_MTP"},
+        {"speculative_algorithm": "DFLASH", "speculative_num_steps": 1, "speculative_num_draft_tokens": 64},
     ],
 )
 def test_ordinary_servers_pass(changed):
