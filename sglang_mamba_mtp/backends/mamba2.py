@@ -25,7 +25,8 @@ class Mamba2Backend(MtpLinearBackend, Mamba2AttnBackend):
         SGLang asks the device whether any row has a prefix, and if so walks the chunk boundaries element by element.
         """
         prefixes, lens = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
-        if prefixes is None or lens is None or len(prefixes) != len(lens):
+        known = prefixes is not None and lens is not None and len(prefixes) == len(lens)
+        if not known or not self.known_on_the_host(forward_batch):
             super().init_forward_metadata(forward_batch)
             return
         no_prefix = torch.zeros(len(lens), dtype=torch.int32)  # on the host: SGLang reads it

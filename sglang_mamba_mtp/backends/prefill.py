@@ -57,26 +57,49 @@ class MtpLinearBackend:
                 f"conv and state would ignore the tree's links (hook on _handle_ngram not effective?)"
             )
 
+    def _forward_metadata(self, forward_batch: Any) -> Any:
+        """SGLang's, with slot 0, which is nobody's, for rows that have none.
+
+        Under data-parallel attention a rank without requests prefills one that is made up, up to 0.5.20 at slot -1.
+        SGLang's Mamba2 mixer, and GDN's prefills by FlashInfer (SM90) and CuteDSL, put its state into the last slot.
+        """
+        metadata = super()._forward_metadata(forward_batch)  # type: ignore[misc]
+        mode = forward_batch.forward_mode
+        if mode.is_extend() and not mode.is_target_verify():
+            metadata.mamba_cache_indices = metadata.mamba_cache_indices.clamp(min=0)
+        return metadata
+
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Prepare an eager forward without reading from the device.
 
         SGLang's own preparation runs on a batch in which nothing seems to be tracked; what is tracked is then added
-        from host data. Prefill batches without host data (none in the schedulers of the supported versions) are left
-        to SGLang.
+        from host data. Batches without host data are left to SGLang.
         """
-        prefill = forward_batch.forward_mode.is_extend() and not forward_batch.forward_mode.is_target_verify()
-        tracked = prefill and forward_batch.mamba_track_mask is not None
-        tracking = batches.host_tracking(forward_batch) if tracked else None
-        if tracked and not self._host_data_complete(forward_batch, tracking):
+        if not self.known_on_the_host(forward_batch):
             super().init_forward_metadata(forward_batch)  # type: ignore[misc]
             return
+        tracking = self._tracking(forward_batch)
         with replaced(forward_batch, **dict.fromkeys(batches.TRACKING_ATTRIBUTES)):
             super().init_forward_metadata(forward_batch)  # type: ignore[misc]
         if tracking is not None and any(tracking.mask):
             self._add_tracking(forward_batch, tracking)
 
     @staticmethod
-    def _host_data_complete(forward_batch: Any, tracking: HostTracking | None) -> bool:
+    def _tracks(forward_batch: Any) -> bool:
+        mode = forward_batch.forward_mode
+        return mode.is_extend() and not mode.is_target_verify() and forward_batch.mamba_track_mask is not None
+
+    def _tracking(self, forward_batch: Any) -> HostTracking | None:
+        return batches.host_tracking(forward_batch) if self._tracks(forward_batch) else None
+
+    def known_on_the_host(self, forward_batch: Any) -> bool:
+        """Whether the host knows what this batch tracks, if anything: lengths, prefixes and which rows.
+
+        It does in all that the schedulers of the supported versions send.
+        """
+        if not self._tracks(forward_batch):
+            return True
+        tracking = self._tracking(forward_batch)
         lens, prefixes = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         return (
             tracking is not None

@@ -99,6 +99,7 @@ class TargetVerify:
         ``last_correct`` [batch]: last accepted node of each row; ``steps_to_track`` [batch]: node whose state goes into
         ``track_slots`` [batch], or -1.
         """
+        self._pool.forwards_run_here()  # a verify may have been prepared on a plan stream
         size = last_correct.shape[0]
         if size == 0:
             return

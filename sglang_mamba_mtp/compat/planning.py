@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ..cpu.dflash import as_on_a_gpu
 from ..errors import MtpError
 from . import startup
 
@@ -30,7 +31,8 @@ class Setting:
         strategy: of the radix cache (``no_buffer``, ``extra_buffer``, ``extra_buffer_lazy``), or None without one.
         slots_per_request: state slots of a running request; None: as SGLang has it with that strategy.
         overlap: whether scheduling overlaps with forwards; SGLang refuses it with ``no_buffer``.
-        algorithm: of drafting, or None; ``nodes`` and ``topk`` describe its trees.
+        algorithm: of drafting, or None; ``nodes``, ``steps`` and ``topk`` describe its trees, ``draft`` is folder or
+            name of its model, where it has one.
         replayssm: ``--enable-linear-replayssm-spec``.
         max_requests: ``--max-running-requests``.
         dtype: of activations and KV cache; "auto" as the model says.
@@ -46,7 +48,9 @@ class Setting:
     slots_per_request: int | None = None
     overlap: bool = True
     algorithm: str | None = None
+    draft: str | None = None
     nodes: int = 4
+    steps: int | None = None
     topk: int = 1
     replayssm: bool = False
     max_requests: int = 4096
@@ -77,10 +81,19 @@ class Setting:
             arguments |= {
                 "speculative_algorithm": self.algorithm,
                 "speculative_num_draft_tokens": self.nodes,
+                "speculative_draft_model_path": self.draft,
             }
-        if self.algorithm not in (None, "NGRAM"):
-            arguments |= {"speculative_num_steps": max(1, self.nodes - 1), "speculative_eagle_topk": self.topk}
+        if self.algorithm not in (None, "NGRAM", "DFLASH"):
+            arguments |= {
+                "speculative_num_steps": steps(self.nodes, self.steps),
+                "speculative_eagle_topk": self.topk,
+            }
         return arguments
+
+
+def steps(nodes: int, given: int | None) -> int:
+    """Forwards of a draft of ``nodes``: as ``given``, or those of a chain."""
+    return max(1, nodes - 1) if given is None else given
 
 
 @contextlib.contextmanager
@@ -125,10 +138,23 @@ def _others(context: Any) -> dict[str, int]:
 def _resolved_args(setting: Setting) -> Any:
     from sglang.srt.server_args import ServerArgs
 
-    server_args = ServerArgs(**setting.arguments())
-    if hasattr(server_args, "resolve_once"):
-        server_args.resolve_once()
+    with _blocks_are_drafted_anywhere():
+        server_args = ServerArgs(**setting.arguments())
+        if hasattr(server_args, "resolve_once"):
+            server_args.resolve_once()
     return server_args
+
+
+@contextlib.contextmanager
+def _blocks_are_drafted_anywhere() -> Iterator[None]:
+    """SGLang refuses DFLASH for the device that the arguments name here, whatever the machine has."""
+    module: Any = importlib.import_module("sglang.srt.arg_groups.speculative_hook")
+    stock = module._handle_dflash
+    module._handle_dflash = as_on_a_gpu(stock)
+    try:
+        yield
+    finally:
+        module._handle_dflash = stock
 
 
 def _publish(context: Any, server_args: Any) -> None:

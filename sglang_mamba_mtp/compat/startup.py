@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +47,16 @@ def radix_strategy(server_args: Any) -> str:
 def page_size(server_args: Any) -> int:
     """Tokens of a page of the KV cache, and so of the radix cache's keys."""
     return int(resolved(server_args).page_size or 1)
+
+
+def snapshot_interval(server_args: Any) -> int:
+    """Tokens between two snapshots of a request that decodes: as asked for, and from 0.5.19 on whole chunks and pages
+    too."""
+    interval = int(resolved(server_args).mamba_track_interval)
+    if not hasattr(importlib.import_module("sglang.srt.runtime_context"), "mamba_track_grid"):
+        return interval
+    chunk = importlib.import_module("sglang.srt.arg_groups.overrides").mamba_cache_chunk_size(server_args)
+    return math.lcm(int(chunk), page_size(server_args), interval)
 
 
 def chooses_radix_strategy(server_args: Any) -> bool:
@@ -140,6 +151,15 @@ def linear_family(config: Any) -> tuple[str | None, str]:
     if hybrid_arch.mambaish_config(config) is not None:
         return None, "a registered linear-attention model"
     return None, "dense"
+
+
+def hides_inner_states(server_args: Any) -> str | None:
+    """The class of the target model where it has nothing to hand the states of its inner layers out with, as a draft of
+    DFLASH wants them; else None."""
+    from sglang.srt.model_loader.utils import get_model_architecture
+
+    kind, _ = get_model_architecture(model_config(server_args))
+    return None if hasattr(kind, "set_dflash_layers_to_capture") else kind.__name__
 
 
 # ------------------------------------------------------------------------------------------------------ memory pools
@@ -248,8 +268,13 @@ def kv_bytes_per_token(model_config: Any, dtype: Any) -> int:
     from sglang.srt.configs import hybrid_arch
 
     layers = len(hybrid_arch.mambaish_config(model_config).full_attention_layer_ids)
-    heads = int(model_config.get_total_num_kv_heads())
-    return layers * heads * (model_config.head_dim + model_config.v_head_dim) * int(dtype.itemsize)
+    return layers * kv_bytes_of_a_layer(model_config, dtype, ranks=1)
+
+
+def kv_bytes_of_a_layer(model_config: Any, dtype: Any, ranks: int) -> int:
+    """Keys and values of one token in one full-attention layer, on each of ``ranks``."""
+    heads = max(1, int(model_config.get_total_num_kv_heads()) // ranks)
+    return heads * int(model_config.head_dim + model_config.v_head_dim) * int(dtype.itemsize)
 
 
 def attention_ranks() -> int:

@@ -40,6 +40,13 @@ _KVC = f"{_SIZING}:KVCacheConfigurator"
 _POOLS = "sglang.srt.mem_cache.memory_pool"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_RADIX = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_HOST_COPIES = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController"
+_CONTROLLER = "sglang.srt.managers.cache_controller"
+_STATES_TO_HOST = (
+    "full_layer_mapping mamba_layer_mapping load_cache_event storage_backend use_mla host_mamba_evict_fn "
+    "device_mamba_evict_fn prefetch_threshold model_name storage_backend_extra_config enable_storage_metrics"
+)
 _SCHEDULE = "sglang.srt.managers.schedule_batch"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 _RUNNER = "sglang.srt.model_executor.model_runner_components"
@@ -64,6 +71,7 @@ HOOKED: dict[str, Surface] = {
     ),
     "prepare_for_extend": _same(f"{_SCHEDULE}:ScheduleBatch.prepare_for_extend", "self"),
     "track_entry": _same(f"{_SCHEDULE}:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend", "self req"),
+    "pad_inputs": _same(f"{_FORWARD}:ForwardBatch._pad_inputs_to_size", "self model_runner num_tokens bs"),
     "attn_backend_wrapper": _same(f"{_ATTENTION}.attention_registry:attn_backend_wrapper", "runner full_attn_backend"),
     "init_attention_backends": _same(
         "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends", "self"
@@ -99,10 +107,32 @@ HOOKED: dict[str, Surface] = {
         "self can_run_cuda_graph running_batch num_correct_drafts",
         "self can_run_cuda_graph running_batch num_generated_tokens",
     ),
+    "states_leave": _same(f"{_HOST_COPIES}.start_writing", "self"),
+    "states_arrive": _same(f"{_HOST_COPIES}.start_loading", "self"),
+    "host_pools": _either(
+        "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler:build_hybrid_mamba_stack",
+        f"params server_args kv_pool mamba_pool {_STATES_TO_HOST}",
+        f"params kv_pool mamba_pool {_STATES_TO_HOST}",
+        f"params decls mamba_pool {_STATES_TO_HOST}".replace("use_mla", "use_mla qsa_pool"),
+        f"params decls mamba_pool {_STATES_TO_HOST}".replace("use_mla", "use_mla qsa_pool").replace(
+            "mamba_layer_mapping", "start_layer"
+        ),
+    ),
+    "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
     "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
     "plan_stream": _same("sglang.srt.speculative.spec_utils:get_plan_stream", "device"),
+    "verify_block": _either(
+        "sglang.srt.speculative.dflash_info:DFlashVerifyInput.prepare_for_verify",
+        "self batch target_worker",
+        "self batch target_worker defer_metadata_init",
+    ),
+    "commit_block": _either(
+        "sglang.srt.speculative.dflash_worker_v2:DFlashWorkerV2._update_target_mamba_state_after_verify",
+        "self batch seq_lens_pre_verify commit_lens",
+        "self batch seq_lens_pre_verify seq_lens_post_verify commit_lens",
+    ),
     "commit": _same(
         f"{_HL}:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
         "self last_correct_step_indices mamba_track_indices mamba_steps_to_track model req_pool_indices",
@@ -149,6 +179,11 @@ RELIED_ON: tuple[Surface, ...] = (
     _same(f"{_SCHEDULE}:mamba_lazy_spec_in_window", "req mamba_track_interval max_draft_tokens"),
     _same(f"{_CONTEXT}:RuntimeContext.override", "self source fields"),
     _same(f"{_CONTEXT}:ParallelContext.override", "self kwargs"),
+    _same(
+        f"{_COMPONENTS}.mamba:MambaComponent.finalize_match_result_in_cache",
+        "self params result",
+        f"{_COMPONENTS}.mamba_component:MambaComponent.finalize_match_result_in_cache",
+    ),
     _either(f"{_CONTEXT}:publish", "server_args role hf_config", "server_args role hf_config ranks"),
     _same(
         f"{_RUNNER}.spec_aux_hidden_state:resolve_spec_aux_hidden_state_config",
@@ -157,6 +192,8 @@ RELIED_ON: tuple[Surface, ...] = (
     _same("sglang.srt.configs.hybrid_arch:mambaish_config", "model_config"),
     _same("sglang.srt.configs.model_config:ModelConfig.get_total_num_kv_heads", "self"),
     _same("sglang.srt.speculative.adaptive_spec_params:resolve_candidate_steps_from_config", "cfg_path"),
+    _same("sglang.srt.model_loader.utils:get_model_architecture", "model_config"),
+    _same("sglang.srt.speculative.spec_utils:prepare_mamba_track_for_verify", "batch"),
     _same("sglang.srt.utils.common:rank0_log", "msg"),
     _same(f"{_REGISTRY}:HookRegistry.register", "cls target hook hook_type source"),
     _same(f"{_REGISTRY}:HookRegistry.apply_hooks", "cls"),
@@ -198,6 +235,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
     _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram from_string"),
     # a server that is not started
+    _read("sglang.srt.arg_groups.speculative_hook", "_handle_dflash"),
     _read(_SIZING, "KVCacheConfigurator"),
     _read(
         _KVC,
@@ -257,6 +295,8 @@ READ: tuple[tuple[Names, ...], ...] = (
         "layer_id conv_weights bias activation A_log dt_bias q_dim k_dim v_dim num_q_heads num_k_heads num_v_heads "
         "head_q_dim head_k_dim head_v_dim",
     ),
+    _read("sglang.srt.speculative.dflash_worker_v2", "DFlashWorkerV2"),
+    _read("sglang.srt.models.qwen3_next:Qwen3NextForCausalLM", "set_dflash_layers_to_capture"),
     # a forward
     _read("sglang.srt.speculative.eagle_info", "EagleVerifyInput"),
     _read(
@@ -267,6 +307,7 @@ READ: tuple[tuple[Names, ...], ...] = (
         "sglang.srt.speculative.ngram_info:NgramVerifyInput",
         "draft_token_num retrieve_next_token retrieve_next_sibling",
     ),
+    _read("sglang.srt.speculative.dflash_info:DFlashVerifyInput", "draft_token_num"),
     _read(
         f"{_FORWARD}:ForwardBatch",
         "forward_mode spec_info req_pool_indices extend_prefix_lens extend_prefix_lens_cpu extend_seq_lens_cpu "
@@ -297,6 +338,7 @@ READ: tuple[tuple[Names, ...], ...] = (
         "has_initial_states prep_initial_states chunk_size chunk_indices chunk_offsets",
     ),
     _first_of((_CONTEXT, "mamba_cache_chunk_size"), (_ARGUMENTS, "mamba_cache_chunk_size")),
+    _first_of((_OVERRIDES, "mamba_cache_chunk_size"), (_ARGUMENTS, "mamba_cache_chunk_size")),
     _read(_CONTEXT, "get_server_args get_parallel"),
     _first_of((f"{_HL}:MambaAttnBackendBase", "mamba_chunk_size"), (f"{_HL}:MambaAttnBackendBase", "")),
     # requests and the radix cache
@@ -312,7 +354,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),
     _read("sglang.srt.mem_cache.radix_cache:RadixKey", "__getitem__"),
-    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "insert req_to_token_pool"),
+    _read(_RADIX, "insert req_to_token_pool components mamba_evictable_size"),
     _first_of((f"{_SCHEDULE}:Req", "kv_committed_len"), (f"{_SCHEDULE}:ReqKvInfo", "kv_committed_len")),
     _first_of((f"{_SCHEDULE}:Req", "owned_kv_len"), (f"{_SCHEDULE}:Req", "effective_kv_committed_len")),
     _first_of((f"{_SCHEDULE}:Req", "mamba_pool_idx"), (f"{_SCHEDULE}:ReqKvInfo", "mamba_pool_idx")),
@@ -321,8 +363,32 @@ READ: tuple[tuple[Names, ...], ...] = (
         (f"{_SCHEDULE}:ReqKvInfo", "mamba_ping_pong_track_buffer mamba_next_track_idx mamba_last_track_seqlen"),
     ),
     _read(_RESULTS, "tree_cache"),
-    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "enable_mamba_extra_buffer supports_mamba"),
-    _read("sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache", "req_to_token_pool"),
+    _read(_RADIX, "enable_mamba_extra_buffer supports_mamba"),
+    # copies to the host and back
+    _read(_HOST_COPIES, "mem_pool_host write_queue load_queue ack_load_queue"),
+    _first_of(
+        (f"{_CONTROLLER}:CacheOperation", "pool_transfers"),
+        ("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:CacheOperation", "pool_transfers"),
+    ),
+    _read(f"{_CONTROLLER}:HiCacheAck", "finish_event"),
+    _read("sglang.srt.mem_cache.hicache_storage", "PoolName"),
+    _read("sglang.srt.mem_cache.hicache_storage:PoolName", "MAMBA"),
+    _read(_COMPONENTS, "ComponentType"),
+    _read("sglang.srt.mem_cache.unified_cache.component_type:ComponentType", "MAMBA"),
+    _read(f"{_SCHEDULE}:Req", "last_node"),
+    _read("sglang.srt.mem_cache.hicache_storage:PoolTransfer", "name device_indices"),
+    _first_of(
+        ("sglang.srt.mem_cache.pool_host.group:HostPoolGroup", "entry_map"),
+        ("sglang.srt.mem_cache.memory_pool_host:HostPoolGroup", "entry_map"),
+    ),
+    _first_of(
+        ("sglang.srt.mem_cache.pool_host.group:PoolEntry", "device_pool"),
+        ("sglang.srt.mem_cache.memory_pool_host:PoolEntry", "device_pool"),
+    ),
+    _first_of(
+        (f"{_SCHEDULE}:Req", "mamba_cow_src_index mamba_needs_clear"),
+        (f"{_SCHEDULE}:ReqKvInfo", "mamba_cow_src_index mamba_needs_clear"),
+    ),
     _first_of(
         (f"{_COMPONENTS}.mamba:MambaComponent", "cache"), (f"{_COMPONENTS}.mamba_component:MambaComponent", "cache")
     ),
@@ -367,7 +433,10 @@ ARGUMENTS: tuple[str, ...] = (
     "trust_remote_code",
     "disable_overlap_schedule",
     "mamba_radix_cache_strategy",
+    "mamba_track_interval",
+    "speculative_draft_model_path",
     "enable_linear_replayssm_spec",
+    "enable_hierarchical_cache",
 )
 
 

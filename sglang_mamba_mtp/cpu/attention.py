@@ -41,11 +41,13 @@ def verify_tree_mask(custom_mask: torch.Tensor | None, seq_lens: torch.Tensor, n
     """`[bs, n, n]` bool: which draft nodes a draft node may attend to.
 
     `custom_mask` is SGLang's flat mask, either the `n x n` blocks alone (what the CPU engine builds) or whole
-    `n x (seq_len + n)` blocks; None means a chain.
+    `n x (seq_len + n)` blocks; None means a chain. Data-parallel attention pads the batch, but not the mask: rows
+    beyond it are chains.
     """
     bs = seq_lens.shape[0]
+    chain = torch.ones(n, n, dtype=torch.bool).tril().expand(bs, n, n)
     if n == 1 or custom_mask is None or custom_mask.numel() == 0:
-        return torch.ones(n, n, dtype=torch.bool).tril().expand(bs, n, n)
+        return chain
     with_prefixes = int(seq_lens.sum()) * n + bs * n * n
     if custom_mask.numel() == with_prefixes != bs * n * n:
         blocks, at = [], 0
@@ -54,9 +56,11 @@ def verify_tree_mask(custom_mask: torch.Tensor | None, seq_lens: torch.Tensor, n
             blocks.append(custom_mask[at : at + n * width].view(n, width)[:, length:])
             at += n * width
         return torch.stack(blocks).bool()
-    if custom_mask.numel() < bs * n * n:
+    rows, rest = divmod(custom_mask.numel(), n * n)
+    if rest or not rows:
         raise ValueError(f"tree mask holds {custom_mask.numel()} entries, expected {bs} x {n} x {n}")
-    return custom_mask[: bs * n * n].view(bs, n, n).bool()
+    trees = custom_mask.view(rows, n, n)[:bs].bool()
+    return torch.cat([trees, chain[rows:]]) if rows < bs else trees
 
 
 def padded_attention(
@@ -98,6 +102,12 @@ class CpuAttnBackend(AttentionBackend):
         # Exactly one of the two is set: the padded table (decode, verify), or the list of prefills.
         self.table: tuple[torch.Tensor, torch.Tensor] | None = None
         self.prefills: list[tuple[int, int, torch.Tensor, int]] | None = None
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """The length of the rows that data-parallel attention pads a batch with: what SGLang's other backends say."""
+        return 1
+
+    get_cpu_graph_seq_len_fill_value = get_cuda_graph_seq_len_fill_value  # what 0.5.23 asks for on a CPU
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Resolve the KV rows of this forward once, for all layers."""
@@ -152,11 +162,15 @@ class CpuAttnBackend(AttentionBackend):
         if self.table is None:
             raise RuntimeError("CPU attention called before init_forward_metadata of a decode or verify batch")
         rows, mask = self.table
+        if layer.attn_type == AttentionType.ENCODER_ONLY:  # whoever is seen by one query of a block is seen by all
+            mask = mask.any(1, keepdim=True).expand_as(mask)
         keys, values = self._caches(layer)
         bs, n = mask.shape[:2]
-        queries = q.reshape(bs, n, layer.tp_q_head_num, layer.qk_head_dim)
+        queries = q[: bs * n].reshape(bs, n, layer.tp_q_head_num, layer.qk_head_dim)
         out = padded_attention(queries, keys[rows], values[rows], mask, layer.scaling)
-        return out.reshape(bs * n, layer.tp_q_head_num * layer.v_head_dim)
+        out = out.reshape(bs * n, layer.tp_q_head_num * layer.v_head_dim)
+        # Data-parallel attention pads a batch after its table was made.
+        return F.pad(out, (0, 0, 0, q.shape[0] - bs * n))
 
     def forward_decode(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 Callback = Callable[[ModuleType], None]
 
@@ -62,3 +64,24 @@ def rebind(old: object, new: object, prefix: str = "sglang.") -> None:
         for key, value in list(vars(module).items()):
             if value is old:
                 setattr(module, key, new)
+
+
+def while_calling(module: str, **answers: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Replace names of ``module`` while a function of it runs: it asks for the platform in its own body."""
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked = sys.modules[module]
+            keep = {name: getattr(asked, name) for name in answers}
+            try:
+                for name, answer in answers.items():
+                    setattr(asked, name, answer)
+                return function(*args, **kwargs)
+            finally:
+                for name, value in keep.items():
+                    setattr(asked, name, value)
+
+        return call
+
+    return around

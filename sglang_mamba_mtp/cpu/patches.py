@@ -6,7 +6,6 @@ A patch is applied when its module is imported (at once if it is), so nothing is
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -14,8 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from sglang_mamba_mtp.cpu import commit_ops, conv1d_ops, mamba2_ops, speculative_ops
-from sglang_mamba_mtp.cpu.hooking import rebind, when_imported
+from sglang_mamba_mtp.cpu import commit_ops, conv1d_ops, dflash, host_copies, mamba2_ops, parallel_ops, speculative_ops
+from sglang_mamba_mtp.cpu.hooking import rebind, when_imported, while_calling
 
 
 @dataclass(frozen=True)
@@ -92,27 +91,6 @@ def _with_cstddef(load_jit: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _while_calling(module: str, **answers: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Replace names of ``module`` while a function of it runs: it asks for the platform in its own body."""
-
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            asked = sys.modules[module]
-            keep = {name: getattr(asked, name) for name in answers}
-            try:
-                for name, answer in answers.items():
-                    setattr(asked, name, answer)
-                return function(*args, **kwargs)
-            finally:
-                for name, value in keep.items():
-                    setattr(asked, name, value)
-
-        return call
-
-    return around
-
-
 def _hip_platform() -> SimpleNamespace:
     return SimpleNamespace(is_cuda=False, is_musa=False, is_npu=False, is_hip=True, is_xpu=False)
 
@@ -138,14 +116,19 @@ def _repeated_groups(make_loader: Callable[..., Callable[..., None]]) -> Callabl
         loader = make_loader(shard_spec, *args, **kwargs)
         if not any(repeated for _, _, repeated in shard_spec):
             return loader
-        return _while_calling(_MIXER, is_cpu=lambda: False)(loader)
+        return while_calling(_MIXER, is_cpu=lambda: False)(loader)
 
     return make
 
 
+_RANKS = "sglang.srt.distributed.parallel_state"
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
+_ARGUMENTS_HOOK = "sglang.srt.arg_groups.speculative_hook"
+_DRAFT_WORKER = "sglang.srt.speculative.draft_worker_common"
+_DRAFT_ATTENTION = "knows attention backends of accelerators alone, and would take FlashInfer"
 _NO_PIN = "asks for pinned memory"
+_HOST_POOLS = "sglang.srt.mem_cache.pool_host"
 _EXTRA_BUFFER = "extra_buffer is refused on CPU; the ops here return what it needs"
 
 PATCHES: tuple[Patch, ...] = (
@@ -203,6 +186,16 @@ PATCHES: tuple[Patch, ...] = (
         _value(_nothing),
         "extra_buffer_lazy needs the overlap schedule, which runs on CPU streams as well",
     ),
+    Patch(_ARGUMENTS_HOOK, "_handle_dflash", dflash.as_on_a_gpu, "refuses a CPU"),
+    Patch(_ARGUMENTS_HOOK, "_resolve_dflash_draft_attention_backend", _value(_nothing), _DRAFT_ATTENTION),
+    Patch(
+        "sglang.srt.models.dflash",
+        "DFlashDraftModel.forward",
+        dflash.in_the_drafts_dtype,
+        "is handed embeddings in bfloat16, whatever --dtype says",
+    ),
+    Patch(_DRAFT_WORKER, "_SUPPORTED_DRAFT_BACKENDS", dflash.with_torch_native, _DRAFT_ATTENTION, True),
+    Patch(_DRAFT_WORKER, "DRAFT_ATTENTION_BACKEND_CHOICES", dflash.with_torch_native, _DRAFT_ATTENTION, True),
     Patch(
         _MIXER,
         "mamba_v2_sharded_weight_loader",
@@ -227,22 +220,46 @@ PATCHES: tuple[Patch, ...] = (
         _value(_nothing),
         "compares the free memory of ranks, which here is everybody's",
     ),
+    *(
+        Patch(module, op.__name__, _value(op), "imported on CUDA and ROCm only", optional=not both, create=True)
+        for module, both in (
+            (f"{_HOST_POOLS}.mha", True),
+            (f"{_HOST_POOLS}.mamba", False),  # 0.5.17 has Mamba's pool in the next
+            ("sglang.srt.mem_cache.memory_pool_host", True),
+        )
+        for op in (
+            host_copies.transfer_kv_direct,
+            host_copies.transfer_kv_all_layer_direct_lf_pf,
+            host_copies.transfer_kv_per_layer_direct_pf_lf,
+        )
+    ),
+    Patch(f"{_HOST_POOLS}.common", "_cuda_host_register", _value(_nothing), _NO_PIN),
+    Patch(
+        f"{_HOST_POOLS}.base",
+        "HICACHE_HOST_MEMORY_RESERVE_BYTES",
+        _value(0),
+        "leaves 10 GB of the host's memory to others, where the pools themselves are in it",
+    ),
     Patch("sglang.srt.mem_cache.memory_pool", "torch", _host_torch, "0.5.17 allocates snapshots on 'cuda'"),
     Patch("sglang.srt.managers.overlap_utils", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.managers.utils", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.managers.schedule_batch", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.constrained.xgrammar_backend", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.model_executor.forward_batch_info", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.kernels.ops.memory.memcpy_triton", "memcpy_triton", _value(parallel_ops.memcpy_cpu), "Triton"),
+    Patch(_RANKS, "reg_all_gather_into_tensor", _value(parallel_ops.all_gather_into_tensor), "an operation of CUDA's"),
+    Patch(_RANKS, "reg_reduce_scatter_tensor", _value(parallel_ops.reduce_scatter_tensor), "an operation of CUDA's"),
     Patch(
         "sglang.srt.server_args",
         "ServerArgs._validate_mamba_extra_buffer",
-        _while_calling("sglang.srt.server_args", is_hip=lambda: True),
+        while_calling("sglang.srt.server_args", is_hip=lambda: True),
         _EXTRA_BUFFER,
         True,
     ),
     Patch(
         "sglang.srt.arg_groups.mamba_hook",
         "validate_mamba_extra_buffer",
-        _while_calling("sglang.srt.arg_groups.mamba_hook", get_platform=_hip_platform),
+        while_calling("sglang.srt.arg_groups.mamba_hook", get_platform=_hip_platform),
         _EXTRA_BUFFER,
         True,
     ),

@@ -20,7 +20,6 @@ from ..metrics.facts import Facts, facts_of
 from ..names import GDN, REWIND, SGLANG
 from ..state import rewind, sizing
 from ..state.pools import MtpMambaPool
-from ..state.rewind import SLOTS_PER_REQUEST
 from . import registry
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,10 @@ def _decide(model: Any, server_args: Any) -> Serving:
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
-    return Serving(mode, name, family, mode.backends[family], *_rewinding(mode, family, server_args))
+    rewinds_to, obstacle = _rewinding(mode, family, server_args)
+    if not rewinds_to:
+        guards.check_snapshots(server_args, mode=mode.name, model=name)
+    return Serving(mode, name, family, mode.backends[family], rewinds_to, obstacle)
 
 
 def _rewinding(mode: modes.Mode, family: str | None, server_args: Any) -> tuple[int, str]:
@@ -283,7 +285,7 @@ def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
     else:
         serving = _serving_of_pools(configurator)
         rewinds_to = 0 if serving is None else serving.rewinds_to
-    return min(stock, SLOTS_PER_REQUEST) if rewinds_to else stock
+    return min(stock, rewind.slots_per_request(configurator.server_args)) if rewinds_to else stock
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:

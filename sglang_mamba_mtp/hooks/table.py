@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, observe, radix_cache, rewind, sleep, startup, step
+from . import flags, host_tier, observe, radix_cache, rewind, sleep, startup, step
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -22,6 +22,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("handle_linear_attn", "AFTER", startup.verify_with_ours, OWN_POOL, "FlashInfer's verify is not derived"),
     Hook("track_entry", "AFTER", step.collect_track_entry, OURS, "host copy of one request's tracking"),
     Hook("prepare_for_extend", "AROUND", step.collect_track_entries, OURS, "host copies for the whole batch"),
+    Hook("pad_inputs", "AROUND", step.keep_track_entries, OURS, "and for a batch that is padded"),
     Hook("attn_backend_wrapper", "AROUND", startup.build_attention_backend, OURS, "our linear-attention backend"),
     Hook("init_attention_backends", "AFTER", startup.announce, OURS, "proof before the first forward, log line"),
     Hook("build_request_pool", "AROUND", startup.build_request_pool, OWN_POOL, "the mode's mamba pool"),
@@ -47,6 +48,10 @@ TABLE: tuple[Hook, ...] = (
     ),
     Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
     Hook("resume_memory", "AFTER", sleep.wake, OWN_POOL, "memory comes back from sleep with its contents lost"),
+    Hook("states_leave", "BEFORE", host_tier.states_leave, OWN_POOL, "a state goes to the host with all its tokens"),
+    Hook("states_arrive", "AROUND", host_tier.states_arrive, OWN_POOL, "and what was known of its slot is forgotten"),
+    Hook("host_pools", "AROUND", host_tier.copy_every_layer, OURS, "layers are copied by number, not by count"),
+    Hook("load_back", "AROUND", host_tier.load_back, OURS, "a prefill behind a state that could not be loaded"),
     Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
     Hook(
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"
@@ -56,6 +61,8 @@ TABLE: tuple[Hook, ...] = (
     Hook("report_decode_stats", "AROUND", observe.watch_decode, OURS, "accept length of every log interval"),
     Hook("log_stats", "AFTER", observe.publish, OURS, "our Prometheus metrics beside SGLang's"),
     Hook("internal_state", "AFTER", observe.tell_internal_state, OURS, "mamba_mtp in /server_info"),
+    Hook("verify_block", "BEFORE", step.track_in_a_block, OURS, "DFLASH tracks as other drafts do"),
+    Hook("commit_block", "AROUND", step.commit_block, OURS, "and takes the snapshots that it counts on"),
     Hook("commit", "AROUND", step.commit, OURS, "the mode records what a verify accepted"),
 )
 

@@ -70,7 +70,7 @@ def pool():
     """A request pool: row r lives in state slot 100 + r."""
     cache = SimpleNamespace(replayssm_rawv=None, replayssm_d=None, temporal=torch.zeros(1))
     return SimpleNamespace(
-        get_mamba_indices=lambda rows: (rows + 100).to(torch.int32),
+        get_mamba_indices=lambda rows: torch.where(rows > 0, rows + 100, 0).to(torch.int32),  # row 0 is nobody's
         translate_mamba_indices=lambda slots: slots,
         mamba_pool=SimpleNamespace(
             replayssm_write_pos=None, enable_linear_replayssm=False, mamba_cache=cache, size=300, replayssm_is_kda=False
@@ -229,12 +229,26 @@ def test_eager_decode_does_not_read(backends, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_host_copies_sglang_does_it(backends, family):
     stock, ours = backends(family)
-    batch = prefill_batch(random.Random(4), "unaligned")
-    batch.mamba_track_mask = batch.mamba_track_mask.clone()
-    for name in ("mamba_prefill_track_mask_cpu", "mamba_track_seqlens_cpu"):
-        if hasattr(batch, name):
-            setattr(batch, name, None)
-    assert metadata(ours, batch) == metadata(stock, batch)
+    rng = random.Random(4)
+    for _ in range(20):
+        batch = prefill_batch(rng, "unaligned")
+        batch.mamba_track_mask = batch.mamba_track_mask.clone()
+        for name in ("mamba_prefill_track_mask_cpu", "mamba_track_seqlens_cpu"):
+            if hasattr(batch, name):
+                setattr(batch, name, None)
+        assert metadata(ours, batch) == metadata(stock, batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_without_a_slot_has_nobodys(backends, family):
+    """What an idle rank prefills beside the others: SGLang gives it slot -1 up to 0.5.20, later slot 0 as well."""
+    _, ours = backends(family)
+    batch = prefill_batch(random.Random(8), "none")
+    slots = ours._forward_metadata(batch).mamba_cache_indices.tolist()
+    assert min(slots) > 0
+    batch._original_batch_size = 0
+    batch.req_pool_indices = torch.zeros_like(batch.req_pool_indices)
+    assert set(plain(ours._forward_metadata(batch).mamba_cache_indices)) == {0}
 
 
 def test_host_copies_are_dropped_with_the_tensor_they_mirror():

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from . import cuda_ops, launches, ranks, sabotage, sleep
+from . import cuda_ops, foresight, launches, ranks, sabotage, sleep
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -66,6 +66,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
         cuda_ops.install()
     if spec.sabotaged_rank in (None, rank):
         sabotage.apply(spec.sabotage)
+    foresight.apply(spec.foreseen)
     saver = sleep.MemorySaver()
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
@@ -78,7 +79,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
     free = free_counts(scheduler)
-    feeder = Feeder(scheduler, scenarios, max_steps=spec.max_steps)
+    feeder = Feeder(scheduler, ranks.share(spec, scenarios, rank), spec.max_steps, ranks.agreement(spec, scheduler))
     recorder = Recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
     scheduler.run_event_loop()
@@ -104,6 +105,8 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
         kept=saver.kept(tensors_behind(pool)),
         graphs=recorder.graphs,
         ended_as_tails=recorder.ended_as_tails,
+        to_host=recorder.host.to_host,
+        from_host=recorder.host.from_host,
         seconds_to_build=built - started,
         seconds_to_run=time.perf_counter() - built,
         shards=ranks.shards_of(scheduler),
@@ -119,16 +122,17 @@ def build_scheduler(spec: EngineSpec, rank: int = 0) -> Any:
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     server_args = ServerArgs(**spec.server_args())
+    replica = rank if spec.data_parallel else None
     if "gpu_id" in inspect.signature(Scheduler.__init__).parameters:  # 0.5.17
         port_args = PortArgs.init_new(server_args)
         configure_logger(server_args)
         publish(server_args, role="scheduler")
-        return Scheduler(server_args, port_args, rank, rank, 0, 0, 0, 0, None)
+        return Scheduler(server_args, port_args, rank, rank, 0, 0, 0, 0, replica)
     from sglang.srt.runtime_context import SpawnRanks
 
     server_args.resolve_once()
     port_args = PortArgs.init_new(server_args)
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=replica, gpu_id=rank))
     configure_logger(server_args)
     return Scheduler(server_args, port_args)
 

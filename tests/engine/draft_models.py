@@ -1,7 +1,9 @@
-"""Tiny second models that draft for the test models: one on its own (STANDALONE), one on the target's states (EAGLE3).
+"""Tiny second models that draft for the test models: one on its own (STANDALONE), two on the target's states (EAGLE3,
+and DFLASH, which drafts a block at once).
 
-Both have the embedding and the head that a target of the same seed has, so that they lean towards the same next token,
-and know nothing else of it: runs of every length are accepted.
+The first two have the embedding and the head that a target of the same seed has, so that they lean towards the same
+next token, and know nothing else of it: runs of every length are accepted. A block of DFLASH's is accepted by chance
+alone; `foresight` sees to it that more is.
 """
 
 from __future__ import annotations
@@ -51,6 +53,19 @@ EAGLE3: dict[str, Any] = {
 EAGLE3_LAST: dict[str, Any] = {**EAGLE3, "eagle_config": {"use_aux_hidden_state": False}}
 """Reads the target's last hidden states, for models that show no others."""
 
+BLOCK = 16
+"""Nodes of a block, the root included."""
+
+DFLASH: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "block_size": BLOCK,
+    "num_target_layers": 4,
+    "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 2]},
+}
+"""Reads the target's states behind two of its layers, and has neither embedding nor head."""
+
 
 def _layer(w: Weights, prefix: str, inputs: int, gain: float) -> None:
     for name in ("q", "k", "v"):
@@ -92,9 +107,22 @@ def write_eagle3(folder: str | Path, seed: int = 0, markov: float = MARKOV, *, c
     return w.save(Path(folder), config)
 
 
+def write_dflash(folder: str | Path, seed: int = 0) -> Path:
+    """Write a DFLASH draft of one layer. Returns the folder."""
+    w = Weights(seed)
+    w.linear("fc.weight", HIDDEN, len(DFLASH["dflash_config"]["target_layer_ids"]) * HIDDEN)
+    _layer(w, "layers.0", HIDDEN, 0.3)
+    for norm in ("q_norm", "k_norm"):
+        w.near(f"layers.0.self_attn.{norm}.weight", 1.0, HEAD_DIM)
+    for norm in ("hidden_norm", "norm"):
+        w.near(f"{norm}.weight", 1.0, HIDDEN)
+    return w.save(Path(folder), DFLASH)
+
+
 WRITERS: dict[str, Callable[..., Path]] = {
     "STANDALONE": write_llama,
     "EAGLE3": write_eagle3,
     "EAGLE3-last": partial(write_eagle3, config=EAGLE3_LAST),
+    "DFLASH": write_dflash,
 }
 """By draft algorithm, and what the draft reads."""

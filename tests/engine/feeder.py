@@ -7,7 +7,7 @@ prefix matching, batching, retraction) is SGLang's own. Outgoing messages are dr
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import sleep
@@ -34,11 +34,15 @@ class PlainTokenizer:
 
 
 class Feeder:
-    """Drives a scheduler through scenarios, one after the other, and stops its event loop when all are done."""
+    """Drives a scheduler through scenarios, one after the other, and stops its event loop when all are done.
 
-    def __init__(self, scheduler: Any, scenarios: Sequence[Scenario], max_steps: int):
+    ``all_done`` is asked at every turn of the event loop, told whether this rank is done, whether all ranks are.
+    """
+
+    def __init__(self, scheduler: Any, scenarios: Sequence[Scenario], max_steps: int, all_done: Callable[[bool], bool]):
         self.scheduler = scheduler
         self.todo = list(scenarios)
+        self._all_done = all_done
         self.outcomes: dict[str, Outcome] = {}
         self.step = 0
         self._max_steps = max_steps
@@ -90,7 +94,9 @@ class Feeder:
         self.step += 1
         if self.step > self._max_steps:
             raise TimeoutError(f"not done after {self._max_steps} event-loop steps: {self._describe()}")
-        if self._scenario is None and not self._next_scenario():
+        running = self._scenario is not None or self._next_scenario()
+        self.scheduler.gracefully_exit = self._all_done(not running and not self.todo and self._idle_steps >= 3)
+        if not running:
             return list(local_reqs)
         if self._first:  # one a turn, with a turn of an idle scheduler between them
             self._start = self.step + 1
@@ -111,7 +117,6 @@ class Feeder:
         if self._idle_steps < 3:  # the scheduler's own leak checks run when it is idle
             return False
         if not self.todo:
-            self.scheduler.gracefully_exit = True
             return False
         self._idle_steps = 0
         self._scenario = self.todo.pop(0)

@@ -55,6 +55,13 @@ SECOND_MODEL = {
 }
 """Drafts of a second model, which the spec must name."""
 
+BLOCKS = {
+    # No two verifies may cross an interval's boundary each: a request that ends with the first would be cached with the
+    # second's state.
+    "dflash-chain": {"spec": "DFLASH", "topk": 1, "steps": 1, "draft_tokens": 16, "track_interval": 32},
+}
+"""Drafts that a second model makes at once, a chain."""
+
 ENGINE = {
     "gdn": {},
     # Snapshots fall on multiples of the chunk size, which GDN fixes at 64 and Mamba2 takes from the configuration.
@@ -139,7 +146,7 @@ class Case:
         extra = engine.get("extra", {}) | changes.pop("extra", {})
         settings = {
             **engine,
-            **(ALGORITHMS | SECOND_MODEL)[self.algorithm],
+            **(ALGORITHMS | SECOND_MODEL | BLOCKS)[self.algorithm],
             **cache,
             **changes,
             "extra": extra,

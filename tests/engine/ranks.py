@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from .spec import Result
+from .scenario import Scenario
+from .spec import EngineSpec, Result
 from .states import Record, Shards
 
 GRACE = 15.0
@@ -65,8 +66,32 @@ def shards_of(scheduler: Any) -> Shards:
     return Shards((own, rest // 2, rest // 2), (False, repeated, repeated))
 
 
+def share(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int) -> Sequence[Scenario]:
+    """What a rank is asked: everything, or every so-many-th scenario where ranks have requests of their own."""
+    return scenarios[rank :: spec.ranks] if spec.data_parallel else scenarios
+
+
+def agreement(spec: EngineSpec, scheduler: Any) -> Callable[[bool], bool]:
+    """Tells a rank that asks whether all are done, so that they end in one step: a forward needs all of them.
+
+    Ranks with the same requests decide alike and need not ask.
+    """
+    if not spec.data_parallel:
+        return lambda done: done
+    import torch
+    from torch import distributed
+
+    def all_done(done: bool) -> bool:
+        votes = torch.tensor([int(done)])
+        distributed.all_reduce(votes, distributed.ReduceOp.MIN, group=scheduler.tp_cpu_group)
+        return bool(votes.item())
+
+    return all_done
+
+
 def joined(results: Sequence[Result]) -> Result:
-    """One result of an engine's ranks: their tokens, which must be the same, and their states put together.
+    """One result of an engine's ranks: their tokens, which must be the same, and their states put together; or, where
+    each had requests of its own, the tokens and states of all.
 
     Bytes are the sum over ranks; what is counted in steps, and the log, is the first rank's.
 
@@ -75,14 +100,24 @@ def joined(results: Sequence[Result]) -> Result:
     first, *others = results
     if not others:
         return first
+    if first.spec.data_parallel:
+        outcomes = {key: outcome for result in results for key, outcome in result.outcomes.items()}
+        records = [record for result in results for record in result.records]
+    else:
+        _check_alike(first, others)
+        outcomes = first.outcomes
+        parts = zip(*(result.records for result in results), strict=True)
+        records = [joined_record(first.shards, each) for each in parts]
+    sizes = ("draft_state_bytes", "pool_bytes", "slot_bytes", "released_bytes")
+    summed = {name: sum(getattr(result, name) for result in results) for name in sizes}
+    return dataclasses.replace(first, outcomes=outcomes, records=records, **summed)
+
+
+def _check_alike(first: Result, others: Sequence[Result]) -> None:
     for rank, other in enumerate(others, 1):
         for name in ("outcomes", "insertions", "steps", "forwards", "pool", "hooks", "graphs"):
             if getattr(other, name) != getattr(first, name):
                 raise AssertionError(f"rank {rank} differs from rank 0 in {name}")
-    records = [joined_record(first.shards, each) for each in zip(*(result.records for result in results), strict=True)]
-    sizes = ("draft_state_bytes", "pool_bytes", "slot_bytes", "released_bytes")
-    summed = {name: sum(getattr(result, name) for result in results) for name in sizes}
-    return dataclasses.replace(first, records=records, **summed)
 
 
 def joined_record(shards: Shards, parts: Sequence[Record]) -> Record:

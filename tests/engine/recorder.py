@@ -2,7 +2,8 @@
 
 Four places are watched from outside, none of them hooked by the plugin: ``run_batch`` (states right after a forward
 and its commit, in stream order), ``process_batch_result`` (which tokens those were), the radix cache's ``insert``
-and the slot allocator's ``free`` (which slots the cache owns, and under which key).
+and the slot allocator's ``free`` (which slots the cache owns, and under which key). What the cache has copied to the
+host and back is watched by `host.HostWatch`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .host import HostWatch
 from .states import Prefix, Record, as_prefix, read_given, read_state
 
 
@@ -43,6 +45,7 @@ class Recorder:
         self.insertions = 0
         self._caching = ""
         self._owned: dict[int, bytes] = {}
+        self._inserting: dict[int, Prefix] = {}
         self._inserted: list[tuple[torch.Tensor, str, Prefix]] = []
         self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
         scheduler.run_batch = self._wrap_run_batch(scheduler.run_batch)
@@ -55,6 +58,7 @@ class Recorder:
         allocator = scheduler.req_to_token_pool.mamba_allocator
         allocator.free = self._wrap_free(allocator.free)
         allocator.clear = self._wrap_clear(allocator.clear)
+        self.host = HostWatch(scheduler, self)
 
     # -- running requests ----------------------------------------------------------------------------------------
 
@@ -135,16 +139,16 @@ class Recorder:
     def _wrap_insert(self, insert):
         def wrapped(params):
             value = params.mamba_value
-            result = insert(params)
-            if value is None or result.mamba_exist:
-                return result
-            key = params.key if not getattr(params.key, "is_bigram", False) else None
-            if key is None:
+            if value is None:
+                return insert(params)
+            if getattr(params.key, "is_bigram", False):
                 raise AssertionError("bigram keys on a mamba radix cache: the recorder cannot name their states")
-            prefix = as_prefix(key.raw_token_ids())
-            if not prefix:
+            slot, prefix = int(value.reshape(-1)[0]), as_prefix(params.key.raw_token_ids())
+            self._inserting = {slot: prefix}
+            result = insert(params)
+            self._inserting = {}
+            if result.mamba_exist or not prefix:
                 return result
-            slot = int(value.reshape(-1)[0])
             self._owned[slot] = prefix
             self.insertions += 1
             self._inserted.append((value, f"slot {slot} {self._caching}@{self.step}", prefix))
@@ -157,6 +161,14 @@ class Recorder:
         for slot, where, prefix in self._inserted:
             self.records.append(Record("insert", where, prefix, read_given(self.pool, slot)))
         self._inserted.clear()
+
+    def owned(self, slot: int) -> Prefix:
+        """The key of a slot that the radix cache owns, or is being given."""
+        return (self._owned | self._inserting)[slot]
+
+    def own(self, slot: int, prefix: Prefix) -> None:
+        """The radix cache owns ``slot`` from now on, as the state after ``prefix``."""
+        self._owned[slot] = prefix
 
     def _wrap_free(self, free):
         def wrapped(slots):

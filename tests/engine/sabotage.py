@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import time
 
@@ -66,6 +67,41 @@ def _skip_discard():
     from sglang_mamba_mtp.state.pools import MtpMambaPool
 
     MtpMambaPool.overwritten_by_sglang = lambda self, slots: None
+
+
+def _skip_leaving():
+    """Slots are copied to the host as they lie (the plugin's own modes)."""
+    from sglang_mamba_mtp.state.pools import MtpMambaPool
+
+    MtpMambaPool.leave_for_host = lambda self, slots: None
+
+
+def _skip_arriving():
+    """What is known about a slot outlives what comes into it from the host (the plugin's own modes)."""
+    from sglang_mamba_mtp.state.pools import MtpMambaPool
+
+    MtpMambaPool.arrive_from_host = lambda self, slots: None
+
+
+def _seldom_loads():
+    """No fault: two of three times there is no room on the device for what the host has."""
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+
+    load, times = HybridCacheController.load, itertools.count()
+
+    @functools.wraps(load)
+    def wrapped(self, *args, **kwargs):
+        return None if next(times) % 3 else load(self, *args, **kwargs)
+
+    HybridCacheController.load = wrapped
+
+
+def _starts_from_anything():
+    """What could not be loaded is not made up for, as in SGLang; and there is seldom room for it."""
+    from sglang_mamba_mtp.hooks import host_tier
+
+    host_tier._start_from_the_devices_hit = lambda cache, req: None
+    _seldom_loads()
 
 
 def _stale_layout():
@@ -211,6 +247,10 @@ FAULTS = {
     "track_root": _track_root,
     "skip_settle": _skip_settle,
     "skip_discard": _skip_discard,
+    "skip_leaving": _skip_leaving,
+    "skip_arriving": _skip_arriving,
+    "seldom_loads": _seldom_loads,
+    "starts_from_anything": _starts_from_anything,
     "skip_renew": _skip_renew,
     "stale_layout": _stale_layout,
     "unturned": _unturned,

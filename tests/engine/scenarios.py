@@ -38,6 +38,42 @@ def turns(vocab: int) -> Scenario:
     )
 
 
+def returning(vocab: int, conversations: int = 8, rounds: int = 3, together: int = 2) -> Scenario:
+    """Conversations that take turns, ``together`` at a time: when one comes back others have been served since. Some of
+    them begin alike."""
+    begun = [tokens(400 + i // 2, 34, vocab) + tokens(420 + i, 9 + i, vocab) for i in range(conversations)]
+    requests: list[Request] = []
+    for turn in range(rounds):
+        for i in range(conversations):
+            before = requests[-together].rid if len(requests) >= together else None
+            prompt = tokens(450 + 10 * turn + i, 3 + i, vocab) if turn else begun[i]
+            continues = f"c{i}t{turn - 1}" if turn else None
+            requests.append(Request(f"c{i}t{turn}", prompt, 9 + (5 * i + turn) % 11, after=before, continues=continues))
+    return Scenario("returning", tuple(requests))
+
+
+def forks(vocab: int, others: int = 9) -> Scenario:
+    """Conversations of two turns, whose first is asked for something else after ``others`` have been served, and whose
+    second goes on then: of what that begins with the device has the first turn, and the host the second."""
+    requests: list[Request] = []
+
+    def then(rid: str, prompt: tuple[int, ...], answer: int, continues: str | None = None) -> None:
+        after = requests[-1].rid if requests else None
+        requests.append(Request(rid, prompt, answer, after=after, continues=continues))
+
+    names = [f"f{i}" for i in range(3)]
+    for i, name in enumerate(names):
+        then(name, tokens(500 + i, 40 + 15 * i, vocab), 12 + i)
+        then(f"{name}-second", tokens(510 + i, 6, vocab), 11 + i, name)
+    for i in range(others):
+        then(f"other{i}", tokens(520 + i, 30 + i, vocab), 6)
+    for i, name in enumerate(names):
+        then(f"{name}-else", tokens(540 + i, 7, vocab), 9, name)
+    for i, name in enumerate(names):
+        then(f"{name}-third", tokens(550 + i, 5, vocab), 13, f"{name}-second")
+    return Scenario("forks", tuple(requests))
+
+
 def shared(vocab: int) -> Scenario:
     """One long prefix under several prompts: hits while its owner still runs, branches, an identical prompt."""
     system = tokens(10, 80, vocab)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cuda_ops
+from .foresight import Text
 from .scenario import Outcome, mean_accept_length
 from .states import Prefix, Record, Shards
 
@@ -15,15 +16,17 @@ from .states import Prefix, Record, Shards
 class EngineSpec:
     """A Scheduler to build. Frozen and hashable by :meth:`key`, so that runs can be cached.
 
-    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE"
-    or "EAGLE3". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes); draft_tokens is
-    NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock takes for a chain). radix: a strategy of
-    SGLang's, or None for no radix cache. track_interval: decode tokens between two extra_buffer snapshots. mode: the
-    plugin's. record_live: also record running requests' slots after every forward (synchronises each step: on a GPU it
-    undoes the overlap). count_compiled: note which of our kernels are compiled, on a CPU would be compiled, while
-    requests are served. retract_every: force a retraction every so many forwards. ranks: of tensor parallelism, a
-    process each. sabotage: a fault of sabotage.py, on ``sabotaged_rank`` alone if that is given. extra: further
-    ServerArgs fields, which win over all else.
+    model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE",
+    "EAGLE3" or "DFLASH". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes, DFLASH's
+    one of draft_tokens); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock
+    takes for a chain). foreseen: texts that a DFLASH draft knows (`foresight`). radix: a strategy of SGLang's, or None
+    for no radix cache. track_interval: decode tokens between two extra_buffer snapshots. mode: the plugin's.
+    record_live: also record running requests' slots after every forward (synchronises each step: on a GPU it undoes the
+    overlap). count_compiled: note which of our kernels are compiled, on a CPU would be compiled, while requests are
+    served. retract_every: force a retraction every so many forwards. ranks: of tensor parallelism, a process each;
+    data_parallel: their attention and states are whole, and each rank has scenarios of its own. sabotage: a fault of
+    sabotage.py, on ``sabotaged_rank`` alone if that is given. extra: further ServerArgs fields, which win over all
+    else.
     """
 
     model: str
@@ -33,6 +36,7 @@ class EngineSpec:
     steps: int = 3
     draft_tokens: int = 4
     bfs_breadth: int = 4
+    foreseen: tuple[Text, ...] = ()
     radix: str | None = "no_buffer"
     mode: str = "off"
     track_interval: int = 16
@@ -47,6 +51,7 @@ class EngineSpec:
     record_live: bool = True
     count_compiled: bool = False
     ranks: int = 1
+    data_parallel: bool = False
     sabotage: str | None = None
     sabotaged_rank: int | None = None
     retract_every: int | None = None
@@ -66,7 +71,7 @@ class EngineSpec:
         algorithm = {None: "plain", "NGRAM": f"ngram-b{self.bfs_breadth}-n{self.draft_tokens}"}.get(self.spec, tree)
         if algorithm == tree:
             algorithm = f"{self.spec}{tree}".lower()
-        parallel = f"-tp{self.ranks}" if self.ranks > 1 else ""
+        parallel = f"-{'dp' if self.data_parallel else 'tp'}{self.ranks}" if self.ranks > 1 else ""
         cache = f"{self.radix or 'no_radix'}{'-overlap' * self.overlap}"
         return f"{Path(self.model).name}-{self.mode}-{algorithm}-{cache}{parallel}"
 
@@ -96,6 +101,8 @@ class EngineSpec:
         }
         if gpu:
             args |= cuda_ops.SERVER_ARGS
+        if self.data_parallel:
+            args |= {"dp_size": self.ranks, "enable_dp_attention": True}
         if self.radix is None:
             args["disable_radix_cache"] = True
         else:
@@ -125,7 +132,8 @@ class Result:
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
     ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
-    ended with a token they decoded in a prefill's batch (mixed chunks). Of several ranks this is what `ranks.joined`
+    ended with a token they decoded in a prefill's batch (mixed chunks), ``to_host`` and ``from_host`` the states that
+    HiCache copied. Of several ranks this is what `ranks.joined`
     makes of theirs; ``shards`` says how a rank's states are cut.
     """
 
@@ -147,6 +155,8 @@ class Result:
     compiled_late: list[str]
     graphs: int
     ended_as_tails: int
+    to_host: int
+    from_host: int
     seconds_to_build: float
     seconds_to_run: float
     shards: Shards

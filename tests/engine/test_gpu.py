@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from . import adaptive, harness, rounding, scenarios
 from .harness import STATE_BOUND, EngineError, compare_states, plain_spec, token_differences
@@ -48,6 +49,8 @@ _SPECIAL: dict[str, dict] = {
     "plan_stream": {"env": {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"}},
     # 0.5.17 sizes a buffer of its graphs by the N it begins with: the largest. The settings name a file, see _spec.
     "adaptive": {"steps": 5, "draft_tokens": 6},
+    # FlashInfer's all-reduce takes minutes to compile, and adds as NCCL does.
+    "two_ranks": {"ranks": 2, "extra": {"enforce_disable_flashinfer_allreduce_fusion": True}},
 }
 
 QUICK = {
@@ -94,6 +97,17 @@ def _cells(algorithm: str, modes: dict[str, tuple[str, ...]], **special: str) ->
         for mode in modes[family]
     ]
     return [pytest.param(cell, id=cell.name) for cell in cells]
+
+
+def _two_ranks() -> list:
+    """Rewinding and not, a tree and a chain, in the modes that verify by themselves. Without two GPUs all are skipped,
+    before any engine is started for them."""
+    gpus = torch.cuda.device_count()
+    marks = () if gpus > 1 else pytest.mark.skip(reason=f"needs two GPUs, there are {gpus}")
+    kinds = (("nextn-tree", "rewind", "replay"), ("nextn-chain", "extra_buffer-overlap", "replay"))
+    kinds += (("nextn-tree", "extra_buffer-overlap", "slots"),)
+    cells = [Cell(Case(family, *kind), kind="two_ranks") for family in FAMILIES for kind in kinds]
+    return [pytest.param(cell, id=cell.name, marks=marks) for cell in cells]
 
 
 DEFAULT_MODES = {family: MODES[family][:1] for family in FAMILIES}
@@ -287,6 +301,12 @@ def test_graph_replay_equals_eager(cell, engines):
 @pytest.mark.parametrize("cell", _cells("nextn-tree", DEFAULT_MODES, kind="plan_stream"))
 def test_plan_stream(cell, engines):
     """A verify is prepared on a stream of its own, while the forward before it may still run."""
+    _check_equal(cell, engines)
+
+
+@pytest.mark.parametrize("cell", _two_ranks())
+def test_two_ranks(cell, engines):
+    """Tensor parallel, a GPU a rank: every rank's tokens, and states put together from both, equal one plain rank's."""
     _check_equal(cell, engines)
 
 

@@ -12,6 +12,7 @@ from . import ranks, scenarios
 from .harness import STATE_BOUND, EngineError, baseline, check_equal, compare_states, run, token_differences
 from .matrix import FAMILIES, IN_FULL, Case
 from .scenario import Request, Scenario
+from .spec import EngineSpec
 from .states import Record, Shards, State, as_prefix, relative_error
 from .weights import VOCAB
 
@@ -126,6 +127,7 @@ def test_ranks_that_differ_in_what_each_has():
 @pytest.mark.parametrize("name, value", [("outcomes", {"s/r": [1, 2]}), ("forwards", 4)])
 def test_ranks_that_did_not_do_the_same(name, value):
     same = {"outcomes": {}, "insertions": 0, "steps": 3, "forwards": 3, "pool": "p", "hooks": [], "graphs": 0}
+    same["spec"] = EngineSpec(model="", ranks=2)
     with pytest.raises(AssertionError, match=f"rank 1 differs from rank 0 in {name}"):
         ranks.joined([SimpleNamespace(**same), SimpleNamespace(**{**same, name: value})])
 
