@@ -182,6 +182,12 @@ def prepare_tracking(batch: Any) -> None:
     importlib.import_module("sglang.srt.speculative.spec_utils").prepare_mamba_track_for_verify(batch)
 
 
+def snapshot_slots(requests: Any) -> int:
+    """State slots that a request of SGLang's ``HybridReqToTokenPool`` takes beside its own, to hand states to the radix
+    cache: those that it tracks snapshots in, or one for a copy."""
+    return int(requests.mamba_ping_pong_track_buffer_size) if requests.enable_mamba_extra_buffer else 1
+
+
 def slot_siblings(mamba_pool: Any) -> Sequence[Any]:
     """What else SGLang keeps by state slot and copies with it (``copy_slots(src, dst)``); nothing in 0.5.17."""
     return getattr(mamba_pool, "_slot_siblings", ())

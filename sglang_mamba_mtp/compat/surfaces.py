@@ -118,6 +118,7 @@ HOOKED: dict[str, Surface] = {
             "mamba_layer_mapping", "start_layer"
         ),
     ),
+    "back_up": _same(f"{_RADIX}._execute_and_commit_kv_backup", "self action write_back"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
@@ -262,7 +263,10 @@ READ: tuple[tuple[Names, ...], ...] = (
     ),
     _read(f"{_POOLS}:MambaPool.State", "conv temporal"),
     _read(f"{_POOLS}:MambaPool.SpeculativeState", "intermediate_ssm intermediate_conv_window"),
-    _read(f"{_POOLS}:HybridReqToTokenPool", "mamba_pool_cls mamba_pool req_to_token enable_mamba_extra_buffer"),
+    _read(
+        f"{_POOLS}:HybridReqToTokenPool",
+        "mamba_pool_cls mamba_pool req_to_token enable_mamba_extra_buffer mamba_ping_pong_track_buffer_size size",
+    ),
     # sleep
     _read("sglang.srt.constants", "GPU_MEMORY_TYPE_KV_CACHE"),
     _read("sglang.srt.utils.torch_memory_saver_adapter:TorchMemorySaverAdapter", "region"),

@@ -68,6 +68,27 @@ def states_arrive(original: Callable[[Any], int], controller: Any) -> int:
     return producer
 
 
+def back_up(original: Callable[..., int], cache: Any, action: Any, write_back: bool = False) -> int:
+    """AROUND `UnifiedRadixCache._execute_and_commit_kv_backup`: what is being copied to the host cannot be evicted
+    until it is there. SGLang sends all that it caches, and where copies are slower than requests come and go, the next
+    request finds no slot and its scheduler ends with an assertion. Here nothing more is sent while slots are short,
+    until somebody hits it again. (A write-back waits for its copy.)"""
+    if not write_back and cache.supports_mamba():
+        requests = cache.req_to_token_pool
+        there = requests.mamba_allocator.available_size() + cache.mamba_evictable_size()
+        if there < _slots_to_leave(requests):
+            return 0
+    return original(cache, action, write_back)
+
+
+def _slots_to_leave(requests: Any) -> int:
+    """State slots that are to be had, now or by evicting, before one more is sent to the host: that one; for every
+    request that may begin its own and what its snapshots take; for every other one in the pool the copy that the radix
+    cache takes of its prefill; and one more for a request that begins in place of one that is ending."""
+    beginning = requests.available_size()
+    return 1 + beginning * (1 + batches.snapshot_slots(requests)) + (requests.size - beginning) + 1
+
+
 def load_back(
     original: Callable[..., bool], cache: Any, node_id: Any, mem_quota: int | None = None, req: Any = None
 ) -> bool:

@@ -51,6 +51,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("states_leave", "BEFORE", host_tier.states_leave, OWN_POOL, "a state goes to the host with all its tokens"),
     Hook("states_arrive", "AROUND", host_tier.states_arrive, OWN_POOL, "and what was known of its slot is forgotten"),
     Hook("host_pools", "AROUND", host_tier.copy_every_layer, OURS, "layers are copied by number, not by count"),
+    Hook("back_up", "AROUND", host_tier.back_up, OURS, "no more on the way to the host than slots can be spared"),
     Hook("load_back", "AROUND", host_tier.load_back, OURS, "a prefill behind a state that could not be loaded"),
     Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
     Hook(

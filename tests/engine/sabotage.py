@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import itertools
@@ -94,6 +95,22 @@ def _seldom_loads():
         return None if next(times) % 3 else load(self, *args, **kwargs)
 
     HybridCacheController.load = wrapped
+
+
+def _slow_host():
+    """No fault: a copy to the host is there after the scheduler has looked for it 60 times."""
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    count, looks = UnifiedRadixCache._count_ready_acks, collections.Counter()
+
+    @functools.wraps(count)
+    def wrapped(self, queue):
+        if queue is not self.cache_controller.ack_write_queue:
+            return count(self, queue)
+        looks.update(id(ack) for ack in queue)
+        return min(count(self, queue), sum(looks[id(ack)] > 60 for ack in queue))
+
+    UnifiedRadixCache._count_ready_acks = wrapped
 
 
 def _starts_from_anything():
@@ -250,6 +267,7 @@ FAULTS = {
     "skip_leaving": _skip_leaving,
     "skip_arriving": _skip_arriving,
     "seldom_loads": _seldom_loads,
+    "slow_host": _slow_host,
     "starts_from_anything": _starts_from_anything,
     "skip_renew": _skip_renew,
     "stale_layout": _stale_layout,

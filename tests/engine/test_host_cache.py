@@ -174,6 +174,22 @@ def test_a_full_host_forgets_and_serves_on(policy, cache, checkpoint):
     check_equal(result, todo)
 
 
+@pytest.mark.parametrize(
+    "cache, mode",
+    [
+        ("rewind", "replay"),
+        pytest.param("no_buffer", "replay", marks=pytest.mark.slow),
+        pytest.param("no_buffer", "snapshot", marks=pytest.mark.slow),
+    ],
+)
+def test_a_slow_host_is_not_waited_for(cache, mode, checkpoint):
+    """What is being copied to the host cannot be evicted. Where slots run short nothing more is sent there."""
+    todo = [scenarios.returning(checkpoint.vocab)]
+    result = run(hosted(Case("gdn", "nextn-chain", cache, mode), checkpoint, sabotage="slow_host"), todo)
+    assert result.to_host > 0
+    check_equal(result, todo)
+
+
 # -- the tests bite --------------------------------------------------------------------------------------------------
 
 
