@@ -1,6 +1,6 @@
 """Registers, spills and shared memory of the GDN kernels, compiled for sm_90 without a GPU.
 
-    python tests/bench/compile_report.py [--nodes 4 8 16] [--window 8 16] [--state fp32 bf16] [--config k=v,...]
+    python -m tests.bench.compile_report [--nodes 4 8 16] [--window 8 16] [--state fp32 bf16] [--config k=v,...]
 
 Qwen3-Next heads (H 16, HV 32, K = V = 128). Exits with 1 if a default configuration spills.
 """
@@ -26,35 +26,30 @@ from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.gdn import fold as fold_module
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
 from mamba_mtp_kernels.gdn import verify_slots as slots_module
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+
+from tests.kernels.hopper import compiled, resources
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 H, HV, K, V = 16, 32, 128, 128
-STATE_TYPES = {"fp32": "*fp32", "bf16": "*bf16"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def resources(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED... of the kernel in a cubin, by cuobjdump, and its count of local loads and stores."""
+def instructions(cubin: bytes) -> dict[str, int]:
+    """How many of some kinds a cubin has, by cuobjdump; spill_ops are local loads and stores."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.run(
-            [TOOLS / "cuobjdump", "-res-usage", file.name], check=True, capture_output=True, text=True
-        ).stdout
         sass = subprocess.run(
             [TOOLS / "cuobjdump", "-sass", file.name], check=True, capture_output=True, text=True
         ).stdout
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
-    found["spill_ops"] = len(re.findall(r"\b(?:LDL|STL)\b", sass))
+    found = {"spill_ops": len(re.findall(r"\b(?:LDL|STL)\b", sass))}
     found["instructions"] = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.MULTILINE))
     for name in ("HMMA", "LDGSTS", "LDS", "STS", "SHFL", "BAR", "LDG.E.128"):
         found[name] = len(re.findall(rf"\b{re.escape(name)}", sass))
     return found
 
 
-def compiled(
+def report(
     kernel: Any,
     pointers: dict[str, str],
     constants: dict[str, Any],
@@ -62,23 +57,21 @@ def compiled(
     maxnreg: int | None = None,
     num_stages: int = 3,
 ) -> dict[str, int]:
-    """Compile a jit kernel as the launcher would with these pointer types; all strides and pointers 16-aligned."""
-    signature, attrs = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
-        signature[name] = pointers.get(name) or ("fp32" if name == "scale" else "i32")
-        if name in pointers or name.startswith("stride"):
-            attrs[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return {**resources(binary.asm["cubin"]), "shared": binary.metadata.shared}
+    """Of a kernel, compiled as the launcher would with these pointer types; all strides and pointers 16-aligned."""
+    found = compiled(
+        kernel,
+        pointers,
+        constants,
+        floats=("scale",),
+        num_warps=num_warps,
+        num_stages=num_stages,
+        max_registers=maxnreg or 0,
+    )
+    return {**resources(found), **instructions(found.asm["cubin"])}
 
 
 WINDOW_POINTERS = {
-    "window_k": "*bf16", "window_v": "*bf16", "window_g": "*fp32", "window_beta": "*fp32", "order": "*i32",
+    "window_k": "bf16", "window_v": "bf16", "window_g": "fp32", "window_beta": "fp32", "order": "i32",
 }  # fmt: skip
 
 
@@ -92,10 +85,10 @@ def verify_reports(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Of prepare_kernel and of the verify kernel. keeps_newest: a fold leaves the newest tokens pending."""
     pointers = {
-        **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
-        "states": STATE_TYPES[state], "slots": "*i32", "rows": "*i64", "pending": "*i32", "ancestors": "*i64",
-        "carried": "*bf16" if config.split else "*fp32", "weights": "*fp32", "factors": "*fp32",
-        "fold_factors": "*fp32", "axis_order": "*u8", "newest": "*i32", "schedule": "*i32",
+        **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
+        "states": state, "slots": "i32", "rows": "i64", "pending": "i32", "ancestors": "i64",
+        "carried": "bf16" if config.split else "fp32", "weights": "fp32", "factors": "fp32",
+        "fold_factors": "fp32", "axis_order": "u8", "newest": "i32", "schedule": "i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(
         config,
@@ -110,40 +103,40 @@ def verify_reports(
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
     return (
-        compiled(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
-        compiled(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
+        report(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
+        report(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
     )
 
 
 def fold_report(state: str, either: bool) -> dict[str, int]:
     pointers = {
-        **WINDOW_POINTERS, "states": STATE_TYPES[state], "src_slots": "*i32", "dst_slots": "*i32", "rows": "*i32",
-        "counts": "*i32", "axis_order": "*u8",
+        **WINDOW_POINTERS, "states": state, "src_slots": "i32", "dst_slots": "i32", "rows": "i32",
+        "counts": "i32", "axis_order": "u8",
     }  # fmt: skip
     constants = fold_module.constants_for(heads=(H, HV), dims=(K, V), state=DTYPES[state], either=either)
-    return compiled(fold_module._fold_kernel, pointers, constants, fold_module.WARPS, num_stages=1)
+    return report(fold_module._fold_kernel, pointers, constants, fold_module.WARPS, num_stages=1)
 
 
-def slots_report(state: str, batch: int, tree: bool, either: bool) -> dict[str, int]:
+def slots_report(state: str, batch: int, tree: bool, either: bool, hopper: bool = True) -> dict[str, int]:
     pointers = {
-        **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "*bf16"), "A_log": "*fp32",
-        "states": STATE_TYPES[state], "axis_order": "*u8", "read_slots": "*i32", "write_slots": "*i32",
-        "parents": "*i32",
+        **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
+        "states": state, "axis_order": "u8", "read_slots": "i32", "write_slots": "i32",
+        "parents": "i32",
     }  # fmt: skip
-    config = slots_module.default_config(batch=batch, dims=(K, V), either=either, hopper=True)
+    config = slots_module.default_config(batch=batch, dims=(K, V), either=either, hopper=hopper)
     constants = slots_module.constants_for(config, heads=(H, HV), dims=(K, V), tree=tree, either=either)
-    return compiled(slots_module._slots_kernel, pointers, constants, 1)
+    return report(slots_module._slots_kernel, pointers, constants, 1)
 
 
-def show(name: str, report: dict[str, int]) -> None:
-    print(f"{name:64s} " + " ".join(f"{key}={value}" for key, value in report.items()), flush=True)
+def show(name: str, found: dict[str, int]) -> None:
+    print(f"{name:64s} " + " ".join(f"{key}={value}" for key, value in found.items()), flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--window", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--state", nargs="+", default=["fp32", "bf16"], choices=list(STATE_TYPES))
+    parser.add_argument("--state", nargs="+", default=["fp32", "bf16"], choices=list(DTYPES))
     parser.add_argument("--config", nargs="*", default=[], help="field=value of VerifyConfig, changed from the default")
     parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()
@@ -152,9 +145,9 @@ def main() -> int:
 
     def show_all(name: str, reports: dict[str, dict[str, int]]) -> None:
         nonlocal spilled
-        for kernel, report in reports.items():
-            spilled += report["spill_ops"]
-            show(f"{kernel} {name}", report)
+        for kernel, found in reports.items():
+            spilled += found["spill_ops"]
+            show(f"{kernel} {name}", found)
 
     for state, either in itertools.product(args.state, (False, True)):
         where = f"state={state} {'either order' if either else 'VK'}"

@@ -1,15 +1,34 @@
-"""Kernels compiled for an H100 without one, in a process whose Triton does not interpret."""
+"""Kernels compiled for a GPU without one, in a process whose Triton does not interpret."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from triton import JITFunction, compile
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 
 from .ptx import stored_values
+
+_CAPABILITY = ContextVar("capability", default=90)
+
+
+@contextlib.contextmanager
+def compiling_for(capability: int) -> Iterator[None]:
+    """Within, kernels are compiled for this compute capability (sm_80: 80); else for Hopper's, 90."""
+    token = _CAPABILITY.set(capability)
+    try:
+        yield
+    finally:
+        _CAPABILITY.reset(token)
 
 
 def compiled(
@@ -23,7 +42,7 @@ def compiled(
     num_stages: int = 3,
     max_registers: int = 0,
 ) -> Any:
-    """What Triton makes of a kernel for sm_90. Constants the kernel has not got are left out; other integers are
+    """What Triton makes of a kernel. Constants the kernel has not got are left out; other integers are
     divisible by 16, as the strides and sizes of real models are, but for the unspecialised. max_registers: a thread's;
     0: the compiler's choice."""
     while not isinstance(kernel, JITFunction):
@@ -43,7 +62,23 @@ def compiled(
     options = {"num_warps": num_warps, "num_stages": num_stages}
     if max_registers:
         options["maxnreg"] = max_registers
-    return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return compile(source, target=GPUTarget("cuda", _CAPABILITY.get(), 32), options=options)
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """Of a compiled kernel: registers a thread, bytes spilled (stores and loads), bytes of shared memory a block."""
+    capability = _CAPABILITY.get()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(kernel.asm["ptx"])
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={sm_arch_from_capability(capability)}", source]
+        command += ["-o", Path(folder) / "kernel.cubin"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return {
+        "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
+        "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
+        "shared": kernel.metadata.shared,
+    }
 
 
 def same_arithmetic(case: str, ours: Any, stock: Any) -> bool:

@@ -10,11 +10,7 @@ does (64 to 144 bytes), and a 16-bit state at batch 1 (16 bytes). A verify that 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
@@ -31,28 +27,18 @@ from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 from mamba_mtp_kernels.mamba2 import verify_slots as mamba2_slots
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 
-from ..hopper import compiled
+from ..hopper import compiled, resources
 
 TOLERATED_BYTES = 160
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
 
-def resources(
+def compiled_resources(
     kernel: Any, pointers: dict[str, str], constants: dict[str, Any], warps: int, stages: int, max_registers: int = 0
 ) -> dict[str, int]:
     """Compile one kernel; every argument that is neither pointer nor constant is an int32 divisible by 16."""
     kernel = compiled(kernel, pointers, constants, num_warps=warps, num_stages=stages, max_registers=max_registers)
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(kernel.asm["ptx"])
-        command = [PTXAS, "-v", "--gpu-name=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
-        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    return {
-        "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
-        "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
-        "shared": kernel.metadata.shared,
-    }
+    return resources(kernel)
 
 
 def mamba2(
@@ -95,9 +81,11 @@ def mamba2(
     give_axis_order(pointers, constants, either)
     give_newest(pointers, constants, keeps_newest)
     kernel = mamba2_verify._mamba2_verify_kernel
-    used = resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
+    used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
     if tiling.max_registers:
-        limited = resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages, tiling.max_registers)
+        limited = compiled_resources(
+            kernel, pointers, constants, tiling.num_warps, tiling.num_stages, tiling.max_registers
+        )
         used |= {"limit": limited["registers"], "spilled under it": limited["spilled"]}
     return used
 
@@ -146,7 +134,7 @@ def slots(
     else:
         constants["parents"] = None
     give_axis_order(pointers, constants, either)
-    return resources(mamba2_slots._mamba2_slots_kernel, pointers, constants, tiling.num_warps, 3)
+    return compiled_resources(mamba2_slots._mamba2_slots_kernel, pointers, constants, tiling.num_warps, 3)
 
 
 def fold(
@@ -158,7 +146,7 @@ def fold(
     pointers = dict.fromkeys(("order", "src_slots", "dst_slots", "rows", "counts"), "i32")
     pointers |= {"states": state, "window_x": model, "window_B": model, "window_dt": "fp32", "A": "fp32"}
     give_axis_order(pointers, constants, either)
-    return resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, 1, 1)
+    return compiled_resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, 1, 1)
 
 
 def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
@@ -166,7 +154,7 @@ def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
     constants |= {"HAS_BIAS": True, "SILU": True, "stride_tok": 1}
     pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "window_inputs"), "bf16")
     pointers |= dict.fromkeys(("slots", "rows", "parents", "pending", "order"), "i32")
-    return resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
+    return compiled_resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
 
 
 def conv_folds(dim: int, width: int, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
@@ -178,13 +166,13 @@ def conv_folds(dim: int, width: int, in_commit: bool, keeps_newest: bool = True)
     else:
         pointers["counts"] = "i32"
     give_newest(pointers, constants, keeps_newest)
-    return resources(conv_fold._fold_conv_kernel, pointers, constants, 4, 2)
+    return compiled_resources(conv_fold._fold_conv_kernel, pointers, constants, 4, 2)
 
 
 def tree(nodes: int) -> dict[str, int]:
     constants = {"N": nodes, "BLOCK_N": nodes, "HAS_LINKS": True}
     pointers = {"parents": "i32", "ancestors": "i64", "next_token": "i64", "next_sibling": "i64"}
-    return resources(common_tree._build_tree_kernel, pointers, constants, 1, 2)
+    return compiled_resources(common_tree._build_tree_kernel, pointers, constants, 1, 2)
 
 
 def commit(nodes: int, capacity: int, keeps_newest: bool = True) -> dict[str, int]:
@@ -195,7 +183,7 @@ def commit(nodes: int, capacity: int, keeps_newest: bool = True) -> dict[str, in
         pointers |= dict.fromkeys(("newest", "length", "lengths"), "i32")
     else:
         constants |= dict.fromkeys(("newest", "length", "lengths"))
-    return resources(common_window._commit_window_kernel, pointers, constants, 1, 2)
+    return compiled_resources(common_window._commit_window_kernel, pointers, constants, 1, 2)
 
 
 def cases() -> dict[str, tuple]:
