@@ -34,10 +34,10 @@ say "ruff, mypy, who imports whom"
 "${PYTHON%/*}/lint-imports" --no-cache --no-logo || failed=1
 
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
-# into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each. The engine
-# tests are by far the longest and go first.
+# into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each. The
+# longest go first and the shortest last, so that all cores are done at about the same time.
 apart=(tests/engine tests/kernels tests/train)
-suites=("${apart[0]}" "${apart[1]}" "tests ${apart[*]/#/--ignore=} --ignore=tests/wheels" "${apart[2]}")
+suites=("${apart[0]}" "tests ${apart[*]/#/--ignore=} --ignore=tests/wheels" "${apart[1]}" "${apart[2]}")
 # What reads the wheels of all versions runs once, in whichever environment was set up last.
 once="tests/wheels"
 for argument in ${arguments[@]+"${arguments[@]}"}; do
@@ -80,15 +80,21 @@ run_once() {
 at_once="$(env -u OMP_NUM_THREADS nproc)"
 [ ! -e /dev/nvidiactl ] || at_once="${#versions[@]}"
 running=0
-[ -z "$once" ] || { run_once & running=1; }
+take_core() {
+    if [ "$running" -ge "$at_once" ]; then
+        wait -n || failed=1
+        running=$((running - 1))
+    fi
+    running=$((running + 1))
+}
 for suite in "${suites[@]}"; do
+    if [ -n "$once" ] && [ "$suite" = tests/train ]; then
+        take_core
+        run_once &
+    fi
     for version in "${versions[@]}"; do
-        if [ "$running" -ge "$at_once" ]; then
-            wait -n || failed=1
-            running=$((running - 1))
-        fi
+        take_core
         run_suite "$version" "$suite" &
-        running=$((running + 1))
     done
 done
 while [ "$running" -gt 0 ]; do

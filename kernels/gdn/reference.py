@@ -61,16 +61,12 @@ def _fold_rows(
 ) -> torch.Tensor:
     """Apply the first counts[b] entries of positions [B, C] of each row's window to state [B, HV, V, K]."""
     dtype, group = state.dtype, window.v.shape[2] // window.k.shape[2]
-    for t in range(int(counts.max()) if counts.numel() else 0):
-        at = positions[:, t]
-        k = _normalised(window.k[rows, at].to(dtype)).repeat_interleave(group, 1)
-        new = _step(
-            state,
-            k,
-            window.v[rows, at].to(dtype),
-            window.g[rows, at].to(dtype),
-            window.beta[rows, at].to(dtype),
-        )
+    most = int(counts.max()) if counts.numel() else 0
+    at = rows, positions[:, :most].T
+    k, v, g, beta = (held[at].to(dtype) for held in (window.k, window.v, window.g, window.beta))  # [most, B, ...]
+    k = _normalised(k).repeat_interleave(group, 2)
+    for t in range(most):
+        new = _step(state, k[t], v[t], g[t], beta[t])
         # where, not a multiply by zero: entries past the count are garbage and may be NaN
         state = torch.where((t < counts)[:, None, None, None], new, state)
     return state
@@ -136,15 +132,14 @@ def gdn_verify_reference(
     vn = per_node(v).to(compute_dtype)
     bits = torch.arange(nodes, device=q.device)
     is_ancestor = (rows.ancestors[live][:, :, None] >> bits) & 1
-    # nodes are in topological order, so the last strict ancestor is the parent
+    # nodes are in topological order, so the last strict ancestor is the parent; where they are not, the root is
     parent = torch.where(is_ancestor.bool(), bits, -1).amax(2)
-    after: list[torch.Tensor] = []
+    parent = torch.where(parent < bits, parent, -1)
+    each = torch.arange(live.numel(), device=q.device)
+    after = torch.cat([state.new_empty(nodes, *state.shape), state[None]])  # the last is what a parent of -1 finds
     outputs = []
     for i in range(nodes):
-        above = state
-        for j in range(i):
-            above = torch.where((parent[:, i] == j)[:, None, None, None], after[j], above)
-        after.append(_step(above, kn[:, i], vn[:, i], g[:, i], beta[:, i]))
+        after[i] = _step(after[parent[:, i], each], kn[:, i], vn[:, i], g[:, i], beta[:, i])
         outputs.append(torch.einsum("bhvk,bhk->bhv", after[i], qn[:, i]))
     out.view(batch, nodes, heads, -1)[live] = torch.stack(outputs, 1).to(out.dtype)
     return out

@@ -71,10 +71,11 @@ def _replay(
 
     state [B, nheads, headdim, dstate], counts [B], positions [B, C], windows x, B, dt [B, C, ...], A [nheads].
     """
-    batch = torch.arange(state.shape[0], device=state.device)
-    for token in range(int(counts.max()) if counts.numel() else 0):
-        at = (batch, positions[:, token])
-        stepped = _step(state, x[at].to(state.dtype), B[at].to(state.dtype), dt[at].to(state.dtype), A)
+    most = int(counts.max()) if counts.numel() else 0
+    at = torch.arange(state.shape[0], device=state.device), positions[:, :most].T
+    x, B, dt = (held[at].to(state.dtype) for held in (x, B, dt))  # [most, B, ...]
+    for token in range(most):
+        stepped = _step(state, x[token], B[token], dt[token], A)
         state = torch.where((token < counts)[:, None, None, None], stepped, state)
     return state
 
@@ -131,16 +132,15 @@ def mamba2_verify_reference(
     for stored, values in ((window.x, x_nodes), (window.B, B_nodes), (window.dt, dt_nodes)):
         stored[stored_at] = values[real].to(stored.dtype)
 
-    masks = rows.ancestors[:batch]
-    after: list[torch.Tensor] = []
+    bits = torch.arange(nodes, device=x.device)
+    is_ancestor = ((rows.ancestors[:batch, :, None] >> bits) & 1).bool() & (bits < bits[:, None])
+    parent = torch.where(is_ancestor, bits, -1).amax(2)  # the last ancestor
+    each = torch.arange(batch, device=x.device)
+    after = torch.cat([start.new_empty(nodes, *start.shape), start[None]])  # the last is what a parent of -1 finds
     outputs = []
     for node in range(nodes):
-        state = start
-        for above in range(node):  # the last ancestor that sticks is the parent
-            is_ancestor = ((masks[:, node] >> above) & 1) == 1
-            state = torch.where(is_ancestor[:, None, None, None], after[above], state)
-        state = _step(state, x_nodes[:, node], B_nodes[:, node], dt_nodes[:, node], A)
-        after.append(state)
+        above = after[parent[:, node], each]
+        state = after[node] = _step(above, x_nodes[:, node], B_nodes[:, node], dt_nodes[:, node], A)
         C_heads = C_nodes[:, node].repeat_interleave(nheads // C.shape[1], dim=1)
         outputs.append((state * C_heads[:, :, None, :]).sum(-1))
     y = torch.stack(outputs, 1).reshape(tokens, nheads, headdim)

@@ -18,19 +18,26 @@ from .scenario import Scenario
 from .spec import EngineSpec, Result
 
 
-def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0) -> None:
+def child_main(
+    spec: EngineSpec,
+    scenarios: Sequence[Scenario],
+    out_path: str,
+    log_path: str,
+    rank: int = 0,
+    scheduler: Any = None,
+) -> None:
     """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
 
-    The processes of an engine's ranks meet in a file beside ``out_path``.
+    The processes of an engine's ranks meet in a file beside ``out_path``. ``scheduler``: one that the process this was
+    forked from has built, and has served nothing with.
     """
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
     own_streams(log_path)
-    tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
-        ranks.meet_beside(out_path)
-        payload: Any = run_here(spec, scenarios, rank)
+        settle_beside(out_path)
+        payload: Any = run_here(spec, scenarios, rank, scheduler)
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -52,8 +59,14 @@ def own_streams(log_path: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> Result:
-    """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
+def settle_beside(path: str) -> None:
+    """Let an engine that is built in this process leave its files beside ``path``."""
+    tempfile.tempdir = os.path.dirname(path)  # SGLang leaves the names of its sockets behind
+    ranks.meet_beside(path)
+
+
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0, scheduler: Any = None) -> Result:
+    """Build the scheduler if there is none, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
     if spec.device != "cpu":
@@ -71,7 +84,8 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
-    scheduler = build_scheduler(spec, rank)
+    if scheduler is None:
+        scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")

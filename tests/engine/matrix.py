@@ -28,14 +28,15 @@ MODES = {family: tuple(name for name in VARIANTS if name != "off") for family in
 """Per family, the variants that must equal the plain engine, the default mode first. A new mode goes here."""
 
 IN_FULL = ("replay", "slots")
-"""Variants that run all fast cells below; the others run `FAST_IN_EVERY_MODE`."""
+"""Variants that run all fast cells below, the second of them on one version but for `FAST_IN_BOTH`; the others run
+`FAST_IN_EVERY_MODE`."""
 
 EVERYWHERE = "replay"
 """The variant that runs every fast test on every SGLang version.
 
-The equality matrix runs `IN_FULL` on every version. Beyond it a version meets a special scenario in this variant, and
-the other variants meet it on one version (`marks`): what a variant keeps of drafts is its own, how requests are
-scheduled is the version's, and each pair of variant, version and scenario is met. With ``--slow``, all three together.
+A version meets every cell and every special scenario in this variant, and the other variants meet them on one version
+(`marks`): what a variant keeps of drafts is its own, how requests are scheduled is the version's, and each pair of
+variant, version and scenario is met. With ``--slow``, all three together.
 """
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
@@ -96,6 +97,12 @@ FAST = {
 
 FAST_IN_EVERY_MODE = {("gdn", "nextn-tree", "extra_buffer-overlap"), ("mamba2", "ngram-tree", "extra_buffer_lazy")}
 """Those of them that run in every variant."""
+
+FAST_IN_BOTH = FAST_IN_EVERY_MODE | {
+    ("gdn", "ngram-tree", "extra_buffer-overlap"),
+    ("mamba2", "ngram-chain", "extra_buffer"),
+}
+"""Cells that run in all of `IN_FULL` on every version: one a family of either set."""
 
 FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
@@ -190,6 +197,6 @@ def cases(
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
-        everywhere = quick and mode in IN_FULL
+        everywhere = quick and mode in IN_FULL and cell in FAST_IN_BOTH
         params.append(pytest.param(case, id=case.name, marks=() if everywhere else marks(mode, quick)))
     return params

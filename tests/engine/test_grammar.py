@@ -8,7 +8,7 @@ import pytest
 
 from . import scenarios
 from .harness import check_equal, run
-from .matrix import ENGINE, FAMILY_MODES, IN_FULL, Case, caches, marks
+from .matrix import ENGINE, EVERYWHERE, FAMILY_MODES, IN_FULL, Case, caches, marks
 from .scenario import Request, Scenario
 
 OWN = [(family, mode) for family, mode in FAMILY_MODES if mode in IN_FULL]
@@ -42,7 +42,18 @@ def _in_full(algorithm: str, *among: str) -> list:
     return [pytest.param(case, id=case.name, marks=marks(case.mode)) for case in cells]
 
 
-@pytest.mark.parametrize("case", _in_full("ngram-tree", "extra_buffer", "extra_buffer-overlap"))
+def _around_a_boundary() -> list:
+    """Both strategies in the variant that runs everywhere, one a family in the other."""
+    other = {"gdn": "extra_buffer", "mamba2": "extra_buffer-overlap"}
+    cells = itertools.product(OWN, ("extra_buffer", "extra_buffer-overlap"))
+    return [
+        pytest.param(case, id=case.name, marks=marks(mode, mode == EVERYWHERE or cache == other[family]))
+        for (family, mode), cache in cells
+        for case in [Case(family, "ngram-tree", cache, mode)]
+    ]
+
+
+@pytest.mark.parametrize("case", _around_a_boundary())
 def test_grammar_that_ends_around_a_boundary(case: Case, checkpoint):
     """One track slot and two: no snapshot of tokens past the end, nor an old one under a newer key."""
     todo = [scenarios.grammar_ends(checkpoint.vocab, length) for length in (27, 29, 33)]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from . import child, scenarios
-from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
-from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes
+from .harness import STATE_BOUND, EngineError, baseline, plain_spec, reference_states, run, token_differences
+from .matrix import EVERYWHERE, FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes, marks
 from .scenario import Request, Scenario
-from .states import compare
+from .spec import EngineSpec
+from .states import compare, relative_error
 
 OWN = in_modes(IN_FULL, FAMILIES)
 """Where states are the plugin's own to keep."""
 
 EVERY = in_modes(MODES["gdn"], ["gdn"]) + in_modes(MODES["mamba2"], ["mamba2"])
+
+ONE_LAYOUT = in_modes([mode for mode in MODES["gdn"] if not mode.endswith("-kv")], FAMILIES)
+"""Where a commit is its own: layouts of a mode share it."""
 
 ONE = Scenario("one", (Request("r", (5, 6, 7, 5, 6, 7, 5, 6), 8),))
 
@@ -49,6 +54,23 @@ def test_plugin_that_does_not_load(checkpoint, sglang_version, monkeypatch):
     spec = Case("gdn", "ngram-tree", "no_buffer", "replay").spec(checkpoint("gdn"), env={"FORKED_FROM": "its own"})
     with pytest.raises(EngineError, match=r"(?s)the plugin was not loaded.*no such plugin"):
         run(spec, [ONE])
+
+
+def test_an_engine_to_compare_with_that_cannot_be_built():
+    """Those are built before they are asked for anything."""
+    with pytest.raises(EngineError, match=r"(?s)the engine was not built.*/nowhere"):
+        run(plain_spec(EngineSpec(model="/nowhere")), [ONE])
+
+
+def test_an_engine_to_compare_with_is_as_new_each_time(checkpoint):
+    """It is built once, and served nothing before: the same scenario again takes the same steps, to the same states."""
+    plain = plain_spec(EngineSpec(model=checkpoint("gdn")))
+    first, other, again = (run(plain, [scenario]) for scenario in (ONE, scenarios.limits(checkpoint.vocab), ONE))
+    assert (first.forwards, first.steps) == (again.forwards, again.steps) and first.forwards < other.forwards
+    assert first.outcomes == again.outcomes
+    assert len(first.records) == len(again.records) > 0
+    for one, two in zip(first.records, again.records, strict=True):
+        assert (one.prefix, relative_error(one.state, two.state)) == (two.prefix, 0)
 
 
 @pytest.mark.parametrize("lost", ["KV tokens", "state slots", "request rows"])
@@ -93,14 +115,30 @@ def _sabotaged(checkpoint, case: Case, fault: str, make=scenarios.turns, **chang
 
 
 @pytest.mark.parametrize(("family", "mode"), EVERY)
-@pytest.mark.parametrize("fault", ["commit_root", "commit_one_less"])
-def test_wrong_commit_is_seen(checkpoint, family, fault, mode):
-    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), fault)
+def test_a_commit_of_the_root_alone_is_seen(checkpoint, family, mode):
+    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "commit_root")
     assert kinds["decode"].worst > 1000 * STATE_BOUND
 
 
-@pytest.mark.parametrize(("family", "mode"), [*in_modes(("snapshot", "replay-kv", "slots-kv"), ["gdn"]), *OWN])
-@pytest.mark.parametrize("cache", ["extra_buffer", "extra_buffer-overlap", "extra_buffer_lazy"])
+@pytest.mark.parametrize(("family", "mode"), ONE_LAYOUT)
+def test_a_commit_of_one_less_is_seen(checkpoint, family, mode):
+    kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "commit_one_less")
+    assert kinds["decode"].worst > 1000 * STATE_BOUND
+
+
+def _where_snapshots_are_taken() -> list:
+    """Every mode under one strategy, and every strategy in one mode; the rest with ``--slow``."""
+    caches = ("extra_buffer", "extra_buffer-overlap", "extra_buffer_lazy")
+    params = []
+    for cache, family, mode in itertools.product(caches, FAMILIES, MODES["gdn"]):
+        if family == "mamba2" and mode not in IN_FULL:
+            continue
+        quick = cache == "extra_buffer-overlap" or (family, mode) == ("gdn", EVERYWHERE)
+        params.append(pytest.param(cache, family, mode, id=f"{cache}-{family}-{mode}", marks=marks(mode, quick)))
+    return params
+
+
+@pytest.mark.parametrize(("cache", "family", "mode"), _where_snapshots_are_taken())
 def test_wrong_snapshot_is_seen(checkpoint, cache, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "nextn-chain", cache, mode), "track_root")
     assert kinds["insert"].worst > 1000 * STATE_BOUND

@@ -24,11 +24,14 @@ def test_stock_is_wrong(family, checkpoint):
 
 
 def _not_in_the_matrix() -> list:
-    """Where `test_equality` does not run the same engine over these scenarios and more."""
+    """Where `test_equality` does not run the same engine over these scenarios and more. Breadth is no matter of a
+    state's layout: one of each mode."""
     there = {family for family, algorithm, cache in FAST if (algorithm, cache) == ("ngram-chain", "no_buffer")}
     found = []
     for family in FAMILIES:
-        found += in_modes([mode for mode in MODES[family] if family not in there or mode not in IN_FULL], [family])
+        covered = IN_FULL if family in there else ()
+        modes = [mode for mode in MODES[family] if mode not in covered and not mode.endswith("-kv")]
+        found += in_modes(modes, [family])
     return found
 
 

@@ -7,9 +7,12 @@ import os
 import pytest
 import torch
 
+from . import interpreter
+
 if not torch.cuda.is_available():
     # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    interpreter.quicken()
 torch.set_num_threads(1)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from mamba_mtp_kernels.common.operands import Folds, Rows, Window
 
@@ -186,6 +188,21 @@ FOLDING = (
     {"nodes": 3, "fold_threshold": 40, "pending": [41, 43, 42]},
     {"nodes": 17, "fold_threshold": 3, "pending": [4, 20, 17]},
 )
+
+
+def _dtype_pairs() -> list:
+    """Where the two are alike, and bf16 beside float32, with any Triton; the rest with one: how a cast rounds is the
+    interpreter's, which products are taken is not."""
+    floats = (torch.float32, torch.bfloat16, torch.float16)
+    everywhere = {(dtype, dtype) for dtype in floats} | {(torch.bfloat16, torch.float32)}
+    return [
+        pytest.param(*pair, id="in_{}-state_{}".format(*pair), marks=() if pair in everywhere else pytest.mark.once)
+        for pair in itertools.product(floats, floats)
+    ]
+
+
+DTYPE_PAIRS = pytest.mark.parametrize(("dtype", "state_dtype"), _dtype_pairs())
+"""Of the tokens and of the state they are folded into."""
 
 
 def settled_by(

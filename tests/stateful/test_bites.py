@@ -20,6 +20,8 @@ from sglang_mamba_mtp.state.window import Window
 
 from .test_lives import ReplayLives, RewindLives, SlotsLives
 
+pytestmark = pytest.mark.once
+
 
 class PagedLives(RewindLives):
     """Pages of five tokens in every life: what goes wrong with pages alone is met often enough."""

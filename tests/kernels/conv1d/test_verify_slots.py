@@ -271,7 +271,7 @@ def test_step_after_step(op, device):
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 8, 13, 16])
+@pytest.mark.parametrize("nodes", [1, 3, 4, 13])
 def test_bits_of_stock(stock_update, shape, width, nodes, device):
     parents, tree = shaped(shape, 3, nodes)
     for dtype, activation, bias in [

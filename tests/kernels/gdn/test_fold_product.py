@@ -15,7 +15,7 @@ from mamba_mtp_kernels.gdn.fold_tile import step_factors, step_tokens
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
-from ..helpers import FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
+from ..helpers import DTYPE_PAIRS, FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
 from .case import WINDOWS, make_case
 from .slots_case import turned
 
@@ -152,7 +152,7 @@ def test_factors_solve_the_system(kind, count, device):
 # ----------------------------------------------------------------------------------------------------------- drift
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.once) for kind in KINDS[:2]), KINDS[2]])
 def test_folds_drift_no_more_than_plain_decode(kind, device):
     """One rounding a fold beats two a token: after 1, 16 and 256 folds of 9 tokens."""
     generator = torch.Generator().manual_seed(0)
@@ -180,8 +180,7 @@ settle = partial(settled_by, gdn_fold)
 
 
 @pytest.mark.parametrize("options", [*FOLDING, {"K": 40, "V": 33, "H": 1, "HV": 2}], ids=str)
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids="state_{}".format)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids="in_{}".format)
+@DTYPE_PAIRS
 def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):
     given = {"batch": 3, "nodes": 4, "tree": True, "H": 1, "HV": 1, "fold_threshold": 8, "pending": [9, 12, 10]}
     folding = make_case(**given | options, dtype=dtype, state_dtype=state_dtype, device=device)

@@ -21,7 +21,7 @@ from mamba_mtp_kernels.common.fragments import (
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 
-from ..helpers import FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
+from ..helpers import DTYPE_PAIRS, FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
 from .case import WINDOWS, make_case
 from .slots_case import turn
 
@@ -157,8 +157,7 @@ settle = partial(settled_by, mamba2_fold)
 
 
 @pytest.mark.parametrize("options", [*FOLDING, {"headdim": 33, "dstate": 40, "nheads": 3, "ngroups": 3}], ids=str)
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids="state_{}".format)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids="in_{}".format)
+@DTYPE_PAIRS
 def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):
     given = {"nodes": 4, "tree": True, "nheads": 2, "fold_threshold": 8, "pending": [9, 12, 10]} | options
     folding = make_case(**given, dtype=dtype, state_dtype=state_dtype, device=device)
