@@ -215,6 +215,8 @@ def plain_spec(spec: EngineSpec) -> EngineSpec:
         dtype=spec.dtype,
         chunked_prefill_size=4096,
         max_mamba_cache_size=64,
+        max_total_tokens=max(EngineSpec.max_total_tokens, spec.max_total_tokens),
+        max_steps=max(EngineSpec.max_steps, spec.max_steps),
         timeout=spec.timeout,
     )
 
