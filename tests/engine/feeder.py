@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import sleep
+from . import adapters, sleep
 from .scenario import Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -57,6 +57,7 @@ class Feeder:
         self._idle_steps = 0
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
+        self._adapters = adapters.by_name(scheduler)
         self._install()
 
     def _install(self) -> None:
@@ -219,6 +220,7 @@ class Feeder:
             token_ids_logprob=None,
             stream=False,
             extra_key=request.salt,
+            lora_id=self._adapters[request.adapter],
         )
 
     def _aborts(self) -> list[Any]:

@@ -18,7 +18,7 @@ class Request:
     Arrival: once all of ``at_step`` (event-loop steps since the scenario began), ``after`` (that request finished) and
     ``when`` = (rid, n) (that request has emitted n tokens) hold. With ``continues`` the prompt is that request's
     prompt + its output + ``prompt``: a follow-up turn (it implies ``after``). Requests share cached prefixes only with
-    those of the same ``salt``. Tokens are drawn at ``temperature``.
+    those of the same ``salt`` and LoRA ``adapter``. Tokens are drawn at ``temperature``.
 
     Ends: ``max_new_tokens``; an abort after n emitted tokens (``abort_after``) or n steps after its arrival
     (``abort_at_step``; 0 catches it in the queue, 1 or 2 in its prefill chunks); ``stop_like`` = (rid, i): the stop
@@ -40,6 +40,7 @@ class Request:
     grammar: int | None = None
     temperature: float = 0.0
     salt: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
