@@ -50,10 +50,9 @@ def test_a_session_answers_as_the_whole_conversation_does(case: Case, checkpoint
 @pytest.mark.slow
 @pytest.mark.parametrize("draft, cache", [("ngram-tree", "no_buffer"), ("nextn-tree", "extra_buffer-overlap")])
 def test_stock_streaming_sessions_are_wrong(draft, cache, checkpoint):
-    """If this fails, SGLang begins a streaming session's turn behind what the last one has run: try it with the plugin.
+    """A session's next turn begins behind the last token of the answer before, which nothing has run.
 
-    It takes the answer's last token for one that has been run, and what an accepted run has past the answer for
-    nothing.
+    If this fails it begins where the state is: try streaming sessions with the plugin.
     """
     talks = scenarios.talks(checkpoint.vocab)
     told = [request for request in talks.requests if request.rid != "branch"]  # a streaming session only goes on
