@@ -220,7 +220,11 @@ COMMON: tuple[Decline, ...] = (
         "--enable-two-batch-overlap",
         "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
     ),
-    _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
+    _switched_on(
+        "--use-ray",
+        "SGLang loads no plugins in Ray's actors, and Ray runs something there for a whole job only, which nothing "
+        "here sets or checks: the schedulers would serve without this one",
+    ),
     Decline(
         "--disaggregation-mode",
         lambda args: args.disaggregation_mode,
