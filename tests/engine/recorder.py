@@ -170,6 +170,7 @@ class Recorder:
     def own(self, slot: int, prefix: Prefix) -> None:
         """The radix cache owns ``slot`` from now on, as the state after ``prefix``."""
         self._owned[slot] = prefix
+        self._given.pop(slot, None)
 
     def _wrap_free(self, free):
         def wrapped(slots):
