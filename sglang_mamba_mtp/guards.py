@@ -187,10 +187,15 @@ COMMON: tuple[Decline, ...] = (
     ),
     _switched_on(
         "--enable-int8-mamba-checkpoint",
-        "cached states lie in a pool of their own, from which requests' slots are filled without this plugin's "
-        "knowledge, and which no state that is rewound goes into",
+        "cached states lie in a pool of their own, filled from requests' slots and copied back into them "
+        "(MambaCheckpointPool's store_from_active, load_to_active) without this plugin's knowledge, no state that is "
+        "rewound goes there, and a state rounded to 8 bits equals none that it could be tested against",
     ),
-    _switched_on("--enable-unified-memory", "slots of the state pool move while requests run"),
+    _switched_on(
+        "--enable-unified-memory",
+        "its pool is a class of SGLang's own (UnifiedMambaPool), cut out of the keys' and values' memory, with slots "
+        "that move; 0.5.17 refuses it with speculation itself",
+    ),
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
     Decline(
         "--hicache-storage-backend",
@@ -205,12 +210,21 @@ COMMON: tuple[Decline, ...] = (
         "states are loaded into slots without this plugin's knowledge",
         optional=True,  # from 0.5.20 on
     ),
-    _switched_on("--enable-streaming-session", "a session keeps state slots beyond the life of a request"),
+    _switched_on(
+        "--enable-streaming-session",
+        "with speculation SGLang lets a session's next turn begin behind the last token of the answer before, which "
+        "nothing has run: it is answered wrongly, in mode off as well",
+        "remove --enable-streaming-session (plain sessions may stay)",
+    ),
     _switched_on(
         "--enable-two-batch-overlap",
         "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
     ),
-    _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
+    _switched_on(
+        "--use-ray",
+        "SGLang loads no plugins in Ray's actors, and Ray runs something there for a whole job only, which nothing "
+        "here sets or checks: the schedulers would serve without this one",
+    ),
     Decline(
         "--disaggregation-mode",
         lambda args: args.disaggregation_mode,
@@ -222,14 +236,16 @@ COMMON: tuple[Decline, ...] = (
         "--pp-size",
         lambda args: args.pp_size,
         lambda stages: stages > 1,
-        "SGLang gives a speculative server one stage, or more behind SGLANG_ENABLE_PP_SPEC, which was not tried here",
+        "SGLang gives a speculative server one stage, or more behind SGLANG_ENABLE_PP_SPEC, where all stages but the "
+        "last learn what a verify accepted behind verifies of other batches, and a commit here is of the last verify",
         "use --tp-size instead",
     ),
     Decline(
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
-        "a graph broken at attention layers prepares state metadata inside the break",
+        "it breaks at the linear layers, which then run outside of the graph on the batch of a prefill; only a GPU "
+        "could show that a verify survives that, and none has",
         "use --cuda-graph-backend-decode full",
     ),
     Decline(

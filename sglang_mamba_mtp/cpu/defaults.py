@@ -43,6 +43,7 @@ DEFAULTS: tuple[Default, ...] = (
     Default("disable_decode_cuda_graph", True, "no CUDA graphs", (False,)),
     Default("disable_custom_all_reduce", True, "it is for GPUs", (False,)),
     Default("hicache_io_backend", "direct", "the other one's copies are CUDA kernels", ("kernel",)),
+    Default("lora_backend", "torch_native", "the others are Triton kernels", ("csgmv",)),
     Default("max_running_requests", 8, "a CPU serves a few requests well"),
     Default("max_total_tokens", 32768, "sized by hand, not from free memory that others use too"),
     Default("max_mamba_cache_size", 64, "sized by hand, not from free memory that others use too"),

@@ -246,6 +246,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch("sglang.srt.managers.schedule_batch", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.constrained.xgrammar_backend", "torch", _host_torch, _NO_PIN),
     Patch("sglang.srt.model_executor.forward_batch_info", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.lora.layers", "torch", _host_torch, _NO_PIN),
+    Patch("sglang.srt.lora.backend.torch_backend", "torch", _host_torch, _NO_PIN),
     Patch("sglang.kernels.ops.memory.memcpy_triton", "memcpy_triton", _value(parallel_ops.memcpy_cpu), "Triton"),
     Patch(_RANKS, "reg_all_gather_into_tensor", _value(parallel_ops.all_gather_into_tensor), "an operation of CUDA's"),
     Patch(_RANKS, "reg_reduce_scatter_tensor", _value(parallel_ops.reduce_scatter_tensor), "an operation of CUDA's"),

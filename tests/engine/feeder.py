@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import sleep
+from . import adapters, sleep
 from .scenario import Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -19,7 +19,7 @@ STALL_STEPS = 3000
 class PlainTokenizer:
     """Token id 17 reads "17 " after its predecessor: enough for stop strings, and every text is unambiguous."""
 
-    eos_token_id = None
+    bos_token_id = eos_token_id = None
     additional_stop_token_ids: frozenset[int] = frozenset()
     is_fast = False
 
@@ -51,12 +51,14 @@ class Feeder:
         self._sent: dict[str, Request] = {}
         self._sent_at: dict[str, int] = {}
         self._reqs: dict[str, Any] = {}
+        self._prompts: dict[str, list[int]] = {}
         self._abort_sent: set[str] = set()
         self._abort_notices: set[str] = set()
         self._last_progress = (0, -1)
         self._idle_steps = 0
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
+        self._adapters = adapters.by_name(scheduler)
         self._install()
 
     def _install(self) -> None:
@@ -70,6 +72,7 @@ class Feeder:
 
         def add_and_note(req, *args, **kwargs):
             self._reqs[req.rid] = req
+            self._prompts[req.rid] = list(req.origin_input_ids)  # a streaming session appends to it
             return add(req, *args, **kwargs)
 
         scheduler._add_request_to_queue = add_and_note
@@ -105,6 +108,7 @@ class Feeder:
         messages = [*local_reqs, *self._arrivals(), *self._aborts()]
         self._check_progress(bool(messages))
         if self._done():
+            messages += self._closing()
             self._finish_scenario()
         return messages
 
@@ -132,7 +136,7 @@ class Feeder:
             req, key = self._reqs[self._key(rid)], f"{self._scenario.name}/{rid}"
             reason = req.finished_reason.to_json() if req.finished_reason is not None else {"type": "abort"}
             self.outcomes[key] = Outcome(
-                prompt=list(req.origin_input_ids),
+                prompt=self._prompts[self._key(rid)],
                 tokens=list(req.output_ids_through_stop),
                 finish=reason["type"],
                 aborted=reason["type"] == "abort",
@@ -170,17 +174,42 @@ class Feeder:
 
     def _arrivals(self) -> list[Any]:
         due = [request for request in self._scenario.requests if self._due(request)]
-        messages = [self._message(request) for request in due]
+        messages = [*self._opening(due), *(self._message(request) for request in due)]
         self._sent |= {request.rid: request for request in due}
         self._sent_at |= {request.rid: self.step for request in due}
         return messages
 
+    def _session(self, request: Request) -> str:
+        return f"{self._scenario.name}/{request.session}"
+
+    def _opening(self, due: Sequence[Request]) -> list[Any]:
+        """Open the sessions of requests that are about to be sent."""
+        from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+        new = {self._session(request): None for request in due if request.session is not None}
+        opened = self.scheduler.session_controller.sessions
+        streaming = self._scenario.streaming
+        return [
+            OpenSessionReqInput(capacity_of_str_len=10_000, session_id=session, streaming=streaming)
+            for session in new
+            if session not in opened
+        ]
+
+    def _closing(self) -> list[Any]:
+        """Close the sessions that are open."""
+        from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+        return [CloseSessionReqInput(session_id=session) for session in self.scheduler.session_controller.sessions]
+
     def _message(self, request: Request) -> Any:
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.managers.io_struct import SessionParams, TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        prompt = list(request.prompt)
-        if request.continues is not None:
+        prompt, session = list(request.prompt), None
+        if request.session is not None:
+            branch = None if request.continues is None else self._key(request.continues)
+            session = SessionParams(id=self._session(request), rid=branch)
+        elif request.continues is not None:
             earlier = self._reqs[self._key(request.continues)]
             prompt = [*earlier.origin_input_ids, *earlier.output_ids_through_stop, *prompt]
         stop, stop_token_ids = None, None
@@ -219,6 +248,8 @@ class Feeder:
             token_ids_logprob=None,
             stream=False,
             extra_key=request.salt,
+            lora_id=self._adapters[request.adapter],
+            session_params=session,
         )
 
     def _aborts(self) -> list[Any]:

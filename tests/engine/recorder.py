@@ -45,6 +45,7 @@ class Recorder:
         self.insertions = 0
         self._caching = ""
         self._owned: dict[int, bytes] = {}
+        self._given: dict[int, str] = {}
         self._inserting: dict[int, Prefix] = {}
         self._inserted: list[tuple[torch.Tensor, str, Prefix]] = []
         self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
@@ -149,7 +150,7 @@ class Recorder:
             self._inserting = {}
             if result.mamba_exist or not prefix:
                 return result
-            self._owned[slot] = prefix
+            self._owned[slot], self._given[slot] = prefix, self._caching
             self.insertions += 1
             self._inserted.append((value, f"slot {slot} {self._caching}@{self.step}", prefix))
             return result
@@ -169,6 +170,7 @@ class Recorder:
     def own(self, slot: int, prefix: Prefix) -> None:
         """The radix cache owns ``slot`` from now on, as the state after ``prefix``."""
         self._owned[slot] = prefix
+        self._given.pop(slot, None)
 
     def _wrap_free(self, free):
         def wrapped(slots):
@@ -197,4 +199,4 @@ class Recorder:
             torch.cuda.synchronize(device)
         for slot, prefix in sorted(self._owned.items()):
             state = read_given(self.pool, torch.tensor([slot], device=device))
-            self.records.append(Record("radix", f"slot {slot} at the end", prefix, state))
+            self.records.append(Record("radix", f"slot {slot} {self._given.get(slot, '')} at the end", prefix, state))

@@ -18,7 +18,8 @@ class Request:
     Arrival: once all of ``at_step`` (event-loop steps since the scenario began), ``after`` (that request finished) and
     ``when`` = (rid, n) (that request has emitted n tokens) hold. With ``continues`` the prompt is that request's
     prompt + its output + ``prompt``: a follow-up turn (it implies ``after``). Requests share cached prefixes only with
-    those of the same ``salt``. Tokens are drawn at ``temperature``.
+    those of the same ``salt`` and LoRA ``adapter``. Tokens are drawn at ``temperature``. In a ``session`` SGLang itself
+    keeps what the request continues, and is sent the rest.
 
     Ends: ``max_new_tokens``; an abort after n emitted tokens (``abort_after``) or n steps after its arrival
     (``abort_at_step``; 0 catches it in the queue, 1 or 2 in its prefill chunks); ``stop_like`` = (rid, i): the stop
@@ -40,17 +41,21 @@ class Request:
     grammar: int | None = None
     temperature: float = 0.0
     salt: str | None = None
+    adapter: str | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Requests that run together. ``flush`` empties the radix cache and the pools before it begins; ``sleep`` gives
-    their memory back and takes it again."""
+    their memory back and takes it again. Its sessions are opened with their first requests, as ``streaming`` ones or
+    plain, and closed at the end."""
 
     name: str
     requests: tuple[Request, ...]
     flush: bool = False
     sleep: bool = False
+    streaming: bool = False
 
     def __post_init__(self):
         rids = [request.rid for request in self.requests]

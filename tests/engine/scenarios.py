@@ -74,6 +74,26 @@ def forks(vocab: int, others: int = 9) -> Scenario:
     return Scenario("forks", tuple(requests))
 
 
+def talks(vocab: int) -> Scenario:
+    """Conversations that SGLang itself keeps the tokens of, two at a time; one of them branches. Who asks the same
+    outside of them shares their prefixes."""
+    return Scenario(
+        "talks",
+        (
+            Request("a1", repetitive(1, 70, vocab), 24, session="a"),
+            Request("b1", tokens(2, 33, vocab), 40, at_step=1, session="b"),
+            Request("beside", tokens(2, 33, vocab) + tokens(9, 9, vocab), 20, at_step=2),
+            Request("a2", tokens(3, 5, vocab), 30, continues="a1", session="a"),
+            Request("b2", tokens(4, 1, vocab), 17, continues="b1", session="b"),
+            Request("a3", tokens(5, 9, vocab), 21, continues="a2", session="a"),
+            Request("b3", tokens(6, 90, vocab), 11, continues="b2", session="b"),
+            Request("b4", tokens(7, 3, vocab), 13, continues="b3", session="b"),
+            Request("branch", tokens(8, 4, vocab), 15, continues="a1", after="b4", session="a"),
+            Request("again", repetitive(1, 70, vocab), 40, after="a3"),
+        ),
+    )
+
+
 def shared(vocab: int) -> Scenario:
     """One long prefix under several prompts: hits while its owner still runs, branches, an identical prompt."""
     system = tokens(10, 80, vocab)
