@@ -211,12 +211,14 @@ COMMON: tuple[Decline, ...] = (
         "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
     ),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
-    Decline(
-        "--disaggregation-mode",
-        lambda args: args.disaggregation_mode,
-        lambda mode: mode not in (None, "null"),
-        "the transfer between prefill and decode servers copies states without this plugin's knowledge",
-        "serve prefill and decode in one place",
+    _switched_on(
+        "--disaggregation-decode-enable-radix-cache",
+        "a decode server that keeps states of its own copies them into slots that others' states arrive in; SGLang "
+        "has that with EAGLE from 0.5.18 on, and it was not tried here",
+    ),
+    _switched_on(
+        "--disaggregation-decode-enable-offload-kvcache",
+        "what a decode server puts into a storage holds keys and values and no states, and was not tried here",
     ),
     Decline(
         "--pp-size",

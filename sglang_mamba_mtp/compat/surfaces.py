@@ -42,6 +42,7 @@ _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWei
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _RADIX = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _HOST_COPIES = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController"
+_DECODE = "sglang.srt.disaggregation.decode"
 _CONTROLLER = "sglang.srt.managers.cache_controller"
 _STATES_TO_HOST = (
     "full_layer_mapping mamba_layer_mapping load_cache_event storage_backend use_mla host_mamba_evict_fn "
@@ -77,6 +78,9 @@ HOOKED: dict[str, Surface] = {
         "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends", "self"
     ),
     "build_request_pool": _same(f"{_KVC}._build_hybrid_req_pool", "self max_num_reqs extra_max_context_len"),
+    "build_decode_pool": _same(
+        f"{_KVC}._build_hybrid_mamba_decode_req_pool", "self max_num_reqs extra_max_context_len pre_alloc_size"
+    ),
     "size_mamba_pool": _same(f"{_KVC}._handle_max_mamba_cache", "self total_rest_memory"),
     "prepare_for_caching": _same(
         f"{_COMPONENTS}.mamba:MambaComponent.prepare_for_caching_req",
@@ -118,6 +122,13 @@ HOOKED: dict[str, Surface] = {
             "mamba_layer_mapping", "start_layer"
         ),
     ),
+    "slot_freed": _same(
+        f"{_POOLS}:HybridReqToTokenPool.free_mamba_cache", "self req mamba_ping_pong_track_buffer_to_keep"
+    ),
+    "preallocated": _same(
+        f"{_DECODE}:DecodePreallocQueue._pre_alloc", "self req prefix_indices prefix_len total_prefix_len"
+    ),
+    "transferred": _same(f"{_DECODE}:DecodeTransferQueue._commit_transfer_to_req", "self decode_req"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import cuda_ops, foresight, launches, ranks, sabotage, sleep
@@ -18,10 +18,28 @@ from .scenario import Scenario
 from .spec import EngineSpec, Result
 
 
-def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0) -> None:
+class Alone:
+    """How an engine is fed, watched and run. `pair.Side` does it for one of two engines."""
+
+    def before(self) -> None:
+        """Nothing: SGLang's scheduler needs nobody."""
+
+    def feeder(self, *args: Any) -> Feeder:
+        return Feeder(*args)
+
+    def recorder(self, scheduler: Any, *, live: bool) -> Recorder:
+        return Recorder(scheduler, live=live)
+
+    def run(self, loop: Callable[[], None]) -> None:
+        loop()
+
+
+def child_main(
+    spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0, side: Any = None
+) -> None:
     """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
 
-    The processes of an engine's ranks meet in a file beside ``out_path``.
+    The processes of an engine's ranks meet in a file beside ``out_path``. ``side`` is None for an engine of its own.
     """
     from sglang.srt.utils import kill_itself_when_parent_died
 
@@ -30,7 +48,7 @@ def child_main(spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, l
     tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
         ranks.meet_beside(out_path)
-        payload: Any = run_here(spec, scenarios, rank)
+        payload: Any = run_here(spec, scenarios, rank, side or Alone())
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -52,7 +70,7 @@ def own_streams(log_path: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> Result:
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: Any) -> Result:
     """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
@@ -71,6 +89,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
+    side.before()
     scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
@@ -79,10 +98,11 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0) -> 
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
     free = free_counts(scheduler)
-    feeder = Feeder(scheduler, ranks.share(spec, scenarios, rank), spec.max_steps, ranks.agreement(spec, scheduler))
-    recorder = Recorder(scheduler, live=spec.record_live)
+    agreement = ranks.agreement(spec, scheduler)
+    feeder = side.feeder(scheduler, ranks.share(spec, scenarios, rank), spec.max_steps, agreement)
+    recorder = side.recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
-    scheduler.run_event_loop()
+    side.run(scheduler.run_event_loop)
     recorder.close()
     check_nothing_is_lost(scheduler, free)
     pool = recorder.pool
@@ -211,7 +231,8 @@ def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:
     registry.prove()
     linear = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
     ours = type(linear).__module__.startswith("sglang_mamba_mtp.")
-    wanted = spec.mode != "off" and spec.spec is not None
+    verifies = spec.spec is not None and spec.extra.get("disaggregation_mode") != "prefill"
+    wanted = spec.mode != "off" and verifies
     if ours != wanted:
         raise AssertionError(
             f"mode {spec.mode}, speculation {spec.spec}: the linear-attention backend is {type(linear).__module__}."
