@@ -129,6 +129,7 @@ HOOKED: dict[str, Surface] = {
         f"{_DECODE}:DecodePreallocQueue._pre_alloc", "self req prefix_indices prefix_len total_prefix_len"
     ),
     "transferred": _same(f"{_DECODE}:DecodeTransferQueue._commit_transfer_to_req", "self decode_req"),
+    "update_running": _same("sglang.srt.managers.scheduler:Scheduler.update_running_batch", "self batch"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
@@ -414,6 +415,16 @@ READ: tuple[tuple[Names, ...], ...] = (
         "current_scheduler_metrics_enabled",
     ),
     _read("sglang.srt.managers.scheduler:Scheduler", "tp_worker running_batch metrics_reporter"),
+    # prefill and decode servers
+    _read("sglang.srt.managers.scheduler", "TEST_RETRACT TEST_RETRACT_INTERVAL"),
+    _read(
+        "sglang.srt.managers.scheduler:Scheduler",
+        "result_queue last_batch forward_ct process_batch_result req_to_token_pool server_args",
+    ),
+    _read(f"{_SCHEDULE}:ScheduleBatch", "check_decode_mem is_empty"),
+    _read(f"{_DECODE}:DecodePreallocQueue", "req_to_token_pool"),
+    _read(f"{_DECODE}:DecodeTransferQueue", "scheduler"),
+    _read(f"{_DECODE}:DecodeRequest", "req"),
     _read("sglang.srt.managers.tp_worker:TpModelWorker", "model_runner"),
     _read("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector", "labels"),
     _read("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "internal_state"),
@@ -448,6 +459,8 @@ ARGUMENTS: tuple[str, ...] = (
     "speculative_draft_model_path",
     "enable_linear_replayssm_spec",
     "enable_hierarchical_cache",
+    "disaggregation_mode",
+    "disaggregation_decode_extra_slots",
 )
 
 

@@ -64,10 +64,11 @@ def _decide(model: Any, server_args: Any) -> Serving:
         return Serving(mode, name)
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
+    if startup.only_prefills(server_args):
+        _rewinding(mode, family, server_args)
+        return Serving(mode, f"{name} (a prefill server, which verifies nothing)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
     rewinds_to, obstacle = _rewinding(mode, family, server_args)
-    if startup.only_prefills(server_args):
-        return Serving(mode, f"{name} (a prefill server, which verifies nothing)")
     if not rewinds_to:
         guards.check_snapshots(server_args, mode=mode.name, model=name)
     return Serving(mode, name, family, mode.backends[family], rewinds_to, obstacle)

@@ -56,6 +56,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("slot_freed", "BEFORE", transfer.slot_is_freed, OWN_POOL, "its last verify may still be at work"),
     Hook("preallocated", "AFTER", transfer.slot_is_promised, OWN_POOL, "and no state may arrive before that is done"),
     Hook("transferred", "AFTER", transfer.state_has_arrived, OWN_POOL, "what was known of its slot is forgotten"),
+    Hook("update_running", "AROUND", transfer.count_before_a_retraction, OURS, "a kept state holds what is counted"),
     Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
     Hook(
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"

@@ -6,9 +6,10 @@ kernels read it. Nobody clears a slot here before a request gets it, and nobody 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ..compat import batches
+from ..compat import batches, startup
 from ..state.pools import MtpMambaPool
 
 
@@ -38,3 +39,15 @@ def state_has_arrived(result: None, queue: Any, decode_req: Any) -> None:
     slot = batches.request_slot(decode_req.req)
     if pool is not None and slot is not None:
         pool.arrive_from_host(slot.reshape(1))
+
+
+def count_before_a_retraction(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
+    """AROUND `Scheduler.update_running_batch`: a decode server keeps the state of a request that it takes back, and the
+    tokens that it knows of. With overlap scheduling a verify is at work then whose tokens are in the state and never
+    counted: SGLang drops them. So they are counted first."""
+    waiting = getattr(scheduler, "result_queue", None)
+    if waiting and startup.only_decodes(scheduler.server_args) and batches.may_retract(scheduler, batch):
+        while waiting:
+            scheduler.process_batch_result(*waiting.popleft())
+        scheduler.last_batch = None
+    return original(scheduler, batch)

@@ -254,14 +254,16 @@ class MtpMambaPool(MambaPool):
             self._ops.move_states(states, src_slots=src_slots, dst_slots=dst_slots)
 
     def get_cpu_copy(self, indices: torch.Tensor) -> HostCopy:
-        self.settle(indices)
+        with self._in_order():
+            self.settle(indices.reshape(-1))
         return HostCopy(super().get_cpu_copy(indices), self.axis_orders.bits[indices].cpu())
 
     def load_cpu_copy(self, mamba_cache_cpu: HostCopy, indices: torch.Tensor) -> None:
         self.catch_up()
         super().load_cpu_copy(mamba_cache_cpu.states, indices)
-        self.overwritten_by_sglang(indices)
-        self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
+        with self._in_order():
+            self.overwritten_by_sglang(indices.reshape(-1))
+            self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
 
 
 class ReplayPool(MtpMambaPool):
