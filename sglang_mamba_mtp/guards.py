@@ -211,14 +211,16 @@ COMMON: tuple[Decline, ...] = (
         "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
     ),
     _switched_on("--use-ray", "SGLang loads no plugins in Ray's actors: the schedulers would serve without this one"),
-    _switched_on(
-        "--disaggregation-decode-enable-radix-cache",
-        "a decode server that keeps states of its own copies them into slots that others' states arrive in; SGLang "
-        "has that with EAGLE from 0.5.18 on, and it was not tried here",
+    Decline(
+        "--enable-hierarchical-cache",
+        lambda args: args.enable_hierarchical_cache if args.disaggregation_mode == "decode" else False,
+        bool,
+        "a decode server that has states come from a prefill server and from its own host was not tried",
+        "remove --enable-hierarchical-cache there (the prefill server may have it)",
     ),
     _switched_on(
         "--disaggregation-decode-enable-offload-kvcache",
-        "what a decode server puts into a storage holds keys and values and no states, and was not tried here",
+        "what a decode server puts into a storage was not tried here",
     ),
     Decline(
         "--pp-size",

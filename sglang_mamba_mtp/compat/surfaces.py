@@ -419,7 +419,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.managers.scheduler", "TEST_RETRACT TEST_RETRACT_INTERVAL"),
     _read(
         "sglang.srt.managers.scheduler:Scheduler",
-        "result_queue last_batch forward_ct process_batch_result req_to_token_pool server_args",
+        "result_queue last_batch forward_ct process_batch_result req_to_token_pool disaggregation_mode",
     ),
     _read(f"{_SCHEDULE}:ScheduleBatch", "check_decode_mem is_empty"),
     _read(f"{_DECODE}:DecodePreallocQueue", "req_to_token_pool"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..compat import batches, startup
+from ..compat import batches
 from ..state.pools import MtpMambaPool
 
 
@@ -46,7 +46,7 @@ def count_before_a_retraction(original: Callable[..., Any], scheduler: Any, batc
     tokens that it knows of. With overlap scheduling a verify is at work then whose tokens are in the state and never
     counted: SGLang drops them. So they are counted first."""
     waiting = getattr(scheduler, "result_queue", None)
-    if waiting and startup.only_decodes(scheduler.server_args) and batches.may_retract(scheduler, batch):
+    if waiting and scheduler.disaggregation_mode.value == "decode" and batches.may_retract(scheduler, batch):
         while waiting:
             scheduler.process_batch_result(*waiting.popleft())
         scheduler.last_batch = None

@@ -10,6 +10,8 @@ import itertools
 
 import pytest
 
+from sglang_mamba_mtp.compat import version
+
 from . import scenarios
 from .harness import check_equal, compare_states
 from .matrix import FAMILIES, VARIANTS, Case
@@ -72,6 +74,22 @@ def test_retracted_requests_come_back_whole(family, mode, checkpoint):
     _, decode = run_pair(*sides(case, checkpoint(family), retract_every=7), todo)
     check_equal(decode, todo)
     assert sum(outcome.retractions for outcome in decode.outcomes.values()) > 0, "nothing was retracted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mode", ["replay", "slots"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decode_server_with_a_radix_cache(family, mode, cache, checkpoint, sglang_version):
+    """It keeps states of its own then, of requests whose states arrived, and is sent the rest of a prompt."""
+    if version.version_numbers() < (0, 5, 23):
+        pytest.skip("SGLang declines it with NEXTN up to 0.5.22")
+    todo = [scenarios.turns(checkpoint.vocab), scenarios.limits(checkpoint.vocab)]
+    prefill = Case(family, "nextn-chain", cache, mode).spec(checkpoint(family))
+    cached = prefill.extra | {"disaggregation_decode_enable_radix_cache": True}
+    _, decode = run_pair(prefill, dataclasses.replace(prefill, extra=cached), todo)
+    check_equal(decode, todo)
+    assert {"arrived", "insert", "radix"} <= {record.kind for record in decode.records}
 
 
 @pytest.mark.slow
