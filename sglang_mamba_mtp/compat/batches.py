@@ -173,7 +173,8 @@ def may_retract(scheduler: Any, batch: Any) -> bool:
     """Whether ``scheduler`` is about to take requests of its running ``batch`` back."""
     module = importlib.import_module("sglang.srt.managers.scheduler")
     forced = module.TEST_RETRACT and scheduler.forward_ct % module.TEST_RETRACT_INTERVAL == 0
-    return not batch.is_empty() and (forced or not batch.check_decode_mem())
+    running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
+    return bool(running) and (forced or not batch.check_decode_mem(running))
 
 
 @functools.cache

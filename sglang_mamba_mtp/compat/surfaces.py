@@ -421,7 +421,7 @@ READ: tuple[tuple[Names, ...], ...] = (
         "sglang.srt.managers.scheduler:Scheduler",
         "result_queue last_batch forward_ct process_batch_result req_to_token_pool disaggregation_mode",
     ),
-    _read(f"{_SCHEDULE}:ScheduleBatch", "check_decode_mem is_empty"),
+    _read(f"{_SCHEDULE}:ScheduleBatch", "check_decode_mem"),
     _read(f"{_DECODE}:DecodePreallocQueue", "req_to_token_pool"),
     _read(f"{_DECODE}:DecodeTransferQueue", "scheduler"),
     _read(f"{_DECODE}:DecodeRequest", "req"),

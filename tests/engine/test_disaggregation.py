@@ -64,9 +64,15 @@ def test_a_pair_answers_as_one_server_does(case, checkpoint):
     assert {"arrived", "decode"} <= kinds and "prefill" not in kinds, kinds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["replay", "slots", "replay-kv"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, mode",
+    [
+        pytest.param(
+            *cell, id="-".join(cell), marks=pytest.mark.once if cell == ("gdn", "replay") else pytest.mark.slow
+        )
+        for cell in itertools.product(FAMILIES, ("replay", "slots", "replay-kv"))
+    ],
+)
 def test_retracted_requests_come_back_whole(family, mode, checkpoint):
     """A decode server that takes a request back keeps its state on the host meanwhile."""
     todo = [scenarios.turns(checkpoint.vocab)]
