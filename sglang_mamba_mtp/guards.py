@@ -226,11 +226,15 @@ COMMON: tuple[Decline, ...] = (
         "here sets or checks: the schedulers would serve without this one",
     ),
     Decline(
-        "--disaggregation-mode",
-        lambda args: args.disaggregation_mode,
-        lambda mode: mode not in (None, "null"),
-        "the transfer between prefill and decode servers copies states without this plugin's knowledge",
-        "serve prefill and decode in one place",
+        "--enable-hierarchical-cache",
+        lambda args: args.enable_hierarchical_cache if args.disaggregation_mode == "decode" else False,
+        bool,
+        "a decode server that has states come from a prefill server and from its own host was not tried",
+        "remove --enable-hierarchical-cache there (the prefill server may have it)",
+    ),
+    _switched_on(
+        "--disaggregation-decode-enable-offload-kvcache",
+        "what a decode server puts into a storage was not tried here",
     ),
     Decline(
         "--pp-size",

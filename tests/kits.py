@@ -136,6 +136,7 @@ ELSEWHERE = {
     "spec_server_kits.SpecParityKit": "tests/engine/test_equality.py: tokens and states, on every configuration",
     "spec_server_kits.SpecAccuracyKit": "test_few_shot_gsm8k",
     "eval_accuracy_kit.GSM8KMixin": "test_few_shot_gsm8k",
+    "pd_parity_kit": "tests/disaggregation/test_servers.py: the kit itself, on a prefill and a decode server",
 }
 """What stands for these kits, most of it in `test_few_shot_gsm8k.py`."""
 
@@ -174,7 +175,6 @@ NOT = {
     "mmmu_vlm_kit": DATA,
     "reasoning_kit": "a model that thinks before it answers",
     "streaming_session_kit": "declined with its reason, see docs/compatibility.md",
-    "pd_parity_kit": "prefill and decode on different servers",
     "anthropic_messages_kit": "another protocol before the same requests",
     "dsa_metadata_kit": "another kind of attention",
     "attention_unittest": "no server: SGLang's attention backends as units, on a GPU",

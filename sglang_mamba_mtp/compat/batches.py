@@ -169,6 +169,14 @@ def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
     return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
 
 
+def may_retract(scheduler: Any, batch: Any) -> bool:
+    """Whether ``scheduler`` is about to take requests of its running ``batch`` back."""
+    module = importlib.import_module("sglang.srt.managers.scheduler")
+    forced = module.TEST_RETRACT and scheduler.forward_ct % module.TEST_RETRACT_INTERVAL == 0
+    running = [row for row, req in enumerate(batch.reqs) if not (req.finished() or req.is_retracted)]
+    return bool(running) and (forced or not batch.check_decode_mem(running))
+
+
 @functools.cache
 def blocks_take_no_snapshots() -> bool:
     """Whether a verify of DFLASH has no snapshots taken (up to 0.5.19): it is not told the lengths after it."""

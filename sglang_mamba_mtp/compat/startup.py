@@ -69,6 +69,23 @@ def chooses_radix_strategy(server_args: Any) -> bool:
     return any("mamba_radix_cache_strategy" in fields for _, fields in declared)
 
 
+def only_prefills(server_args: Any) -> bool:
+    """Whether this is the prefill server of a pair, which hands requests on before their first verify."""
+    return str(resolved(server_args).disaggregation_mode) == "prefill"
+
+
+def only_decodes(server_args: Any) -> bool:
+    """Whether this is the decode server of a pair."""
+    return str(resolved(server_args).disaggregation_mode) == "decode"
+
+
+def rows_in_transfer(server_args: Any) -> int:
+    """Request rows that a decode server has beside those of the most requests that run: for requests whose states are
+    still on their way."""
+    args = resolved(server_args)
+    return int(args.disaggregation_decode_extra_slots or 0) if only_decodes(server_args) else 0
+
+
 def skip_decode_locks() -> None:
     """Leave the states of prefixes that running requests have already copied to eviction, as SGLang does where
     SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK is set, unless the operator has decided about it."""

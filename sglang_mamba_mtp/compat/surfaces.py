@@ -42,6 +42,7 @@ _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWei
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _RADIX = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _HOST_COPIES = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController"
+_DECODE = "sglang.srt.disaggregation.decode"
 _CONTROLLER = "sglang.srt.managers.cache_controller"
 _STATES_TO_HOST = (
     "full_layer_mapping mamba_layer_mapping load_cache_event storage_backend use_mla host_mamba_evict_fn "
@@ -77,6 +78,9 @@ HOOKED: dict[str, Surface] = {
         "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends", "self"
     ),
     "build_request_pool": _same(f"{_KVC}._build_hybrid_req_pool", "self max_num_reqs extra_max_context_len"),
+    "build_decode_pool": _same(
+        f"{_KVC}._build_hybrid_mamba_decode_req_pool", "self max_num_reqs extra_max_context_len pre_alloc_size"
+    ),
     "size_mamba_pool": _same(f"{_KVC}._handle_max_mamba_cache", "self total_rest_memory"),
     "prepare_for_caching": _same(
         f"{_COMPONENTS}.mamba:MambaComponent.prepare_for_caching_req",
@@ -119,6 +123,14 @@ HOOKED: dict[str, Surface] = {
         ),
     ),
     "back_up": _same(f"{_RADIX}._execute_and_commit_kv_backup", "self action write_back"),
+    "slot_freed": _same(
+        f"{_POOLS}:HybridReqToTokenPool.free_mamba_cache", "self req mamba_ping_pong_track_buffer_to_keep"
+    ),
+    "preallocated": _same(
+        f"{_DECODE}:DecodePreallocQueue._pre_alloc", "self req prefix_indices prefix_len total_prefix_len"
+    ),
+    "transferred": _same(f"{_DECODE}:DecodeTransferQueue._commit_transfer_to_req", "self decode_req"),
+    "update_running": _same("sglang.srt.managers.scheduler:Scheduler.update_running_batch", "self batch"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
@@ -407,6 +419,16 @@ READ: tuple[tuple[Names, ...], ...] = (
         "current_scheduler_metrics_enabled",
     ),
     _read("sglang.srt.managers.scheduler:Scheduler", "tp_worker running_batch metrics_reporter"),
+    # prefill and decode servers
+    _read("sglang.srt.managers.scheduler", "TEST_RETRACT TEST_RETRACT_INTERVAL"),
+    _read(
+        "sglang.srt.managers.scheduler:Scheduler",
+        "result_queue last_batch forward_ct process_batch_result req_to_token_pool disaggregation_mode",
+    ),
+    _read(f"{_SCHEDULE}:ScheduleBatch", "check_decode_mem"),
+    _read(f"{_DECODE}:DecodePreallocQueue", "req_to_token_pool"),
+    _read(f"{_DECODE}:DecodeTransferQueue", "scheduler"),
+    _read(f"{_DECODE}:DecodeRequest", "req"),
     _read("sglang.srt.managers.tp_worker:TpModelWorker", "model_runner"),
     _read("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector", "labels"),
     _read("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "internal_state"),
@@ -441,6 +463,8 @@ ARGUMENTS: tuple[str, ...] = (
     "speculative_draft_model_path",
     "enable_linear_replayssm_spec",
     "enable_hierarchical_cache",
+    "disaggregation_mode",
+    "disaggregation_decode_extra_slots",
 )
 
 

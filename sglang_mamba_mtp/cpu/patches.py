@@ -13,7 +13,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from sglang_mamba_mtp.cpu import commit_ops, conv1d_ops, dflash, host_copies, mamba2_ops, parallel_ops, speculative_ops
+from sglang_mamba_mtp.cpu import (
+    commit_ops,
+    conv1d_ops,
+    dflash,
+    host_copies,
+    mamba2_ops,
+    parallel_ops,
+    speculative_ops,
+    transfer,
+)
 from sglang_mamba_mtp.cpu.hooking import rebind, when_imported, while_calling
 
 
@@ -68,6 +77,12 @@ def _value(new: Any) -> Callable[[Any], Any]:
 
 def _host_torch(_current: Any) -> HostTorch:
     return HostTorch()
+
+
+def _torch_with_host_events(_current: Any) -> HostTorch:
+    host = HostTorch()
+    host.__dict__["cuda"] = SimpleNamespace(Event=transfer.HostEvent)
+    return host
 
 
 def _nothing(*_args: object, **_kwargs: object) -> None:
@@ -233,6 +248,13 @@ PATCHES: tuple[Patch, ...] = (
             host_copies.transfer_kv_per_layer_direct_pf_lf,
         )
     ),
+    Patch(
+        "sglang.srt.disaggregation.nixl.conn",
+        "NixlKVManager.__init__",
+        transfer.over_host_memory,
+        "registers every buffer as memory of a GPU",
+    ),
+    Patch("sglang.srt.disaggregation.prefill", "torch", _torch_with_host_events, "waits for an event of CUDA's"),
     Patch(f"{_HOST_POOLS}.common", "_cuda_host_register", _value(_nothing), _NO_PIN),
     Patch(
         f"{_HOST_POOLS}.base",

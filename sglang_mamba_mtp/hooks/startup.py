@@ -19,6 +19,7 @@ from ..families.table import FAMILIES
 from ..metrics.facts import Facts, facts_of
 from ..names import GDN, REWIND, SGLANG
 from ..state import rewind, sizing
+from ..state.arrivals import Arrivals
 from ..state.pools import MtpMambaPool
 from . import registry
 
@@ -63,6 +64,9 @@ def _decide(model: Any, server_args: Any) -> Serving:
         return Serving(mode, name)
     if not startup.resolved(server_args).speculative_algorithm:
         return Serving(mode, f"{name} (no speculative decoding)")
+    if startup.only_prefills(server_args):
+        _rewinding(mode, family, server_args)
+        return Serving(mode, f"{name} (a prefill server, which verifies nothing)")
     guards.check(server_args, mode.guards, mode=mode.name, family=family, model=name)
     rewinds_to, obstacle = _rewinding(mode, family, server_args)
     if not rewinds_to:
@@ -289,14 +293,15 @@ def slots_per_request(original: Callable[[Any], int], configurator: Any) -> int:
 
 
 def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
-    """AROUND `KVCacheConfigurator._build_hybrid_req_pool`: let SGLang build the mode's mamba pool."""
+    """AROUND `KVCacheConfigurator._build_hybrid_req_pool`, and on a decode server AROUND
+    `_build_hybrid_mamba_decode_req_pool`: let SGLang build the mode's mamba pool."""
     serving = _serving_of_pools(configurator)
     if serving is None or serving.mode.pool is None:
         return original(configurator, **kwargs)
     attention.make_room_for_verifies(
         configurator.server_args,
         configurator.model_config,
-        requests=kwargs["max_num_reqs"],
+        requests=kwargs["max_num_reqs"] + kwargs.get("pre_alloc_size", 0),
         nodes=startup.largest_draft(configurator.server_args),
     )
     if serving.rewinds_to:
@@ -307,6 +312,9 @@ def build_request_pool(original: Callable[..., Any], configurator: Any, **kwargs
     stock = pool.mamba_pool_cls
     pool.mamba_pool_cls = serving.mode.pool
     try:
-        return original(configurator, **kwargs)
+        built = original(configurator, **kwargs)
     finally:
         pool.mamba_pool_cls = stock
+    if startup.only_decodes(configurator.server_args):
+        built.mamba_pool.arrivals = Arrivals()
+    return built

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, host_tier, observe, radix_cache, rewind, sleep, startup, step
+from . import flags, host_tier, observe, radix_cache, rewind, sleep, startup, step, transfer
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -26,6 +26,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("attn_backend_wrapper", "AROUND", startup.build_attention_backend, OURS, "our linear-attention backend"),
     Hook("init_attention_backends", "AFTER", startup.announce, OURS, "proof before the first forward, log line"),
     Hook("build_request_pool", "AROUND", startup.build_request_pool, OWN_POOL, "the mode's mamba pool"),
+    Hook("build_decode_pool", "AROUND", startup.build_request_pool, OWN_POOL, "and a decode server's"),
     Hook("size_mamba_pool", "AROUND", startup.size_mamba_pool, OWN_POOL, "bytes saved become state slots"),
     Hook("slots_per_request", "AROUND", startup.slots_per_request, REWINDS, "two state slots a request, not five"),
     Hook("prepare_for_caching", "AROUND", rewind.offer_to_radix_cache, REWINDS, "its own slot at its exact length"),
@@ -53,6 +54,10 @@ TABLE: tuple[Hook, ...] = (
     Hook("host_pools", "AROUND", host_tier.copy_every_layer, OURS, "layers are copied by number, not by count"),
     Hook("back_up", "AROUND", host_tier.back_up, OURS, "no more on the way to the host than slots can be spared"),
     Hook("load_back", "AROUND", host_tier.load_back, OURS, "a prefill behind a state that could not be loaded"),
+    Hook("slot_freed", "BEFORE", transfer.slot_is_freed, OWN_POOL, "its last verify may still be at work"),
+    Hook("preallocated", "AFTER", transfer.slot_is_promised, OWN_POOL, "and no state may arrive before that is done"),
+    Hook("transferred", "AFTER", transfer.state_has_arrived, OWN_POOL, "what was known of its slot is forgotten"),
+    Hook("update_running", "AROUND", transfer.count_before_a_retraction, OURS, "a kept state holds what is counted"),
     Hook("release", "BEFORE", radix_cache.cache_no_state_past_its_key, OURS, "nor a state that cannot be cut back"),
     Hook(
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"

@@ -27,6 +27,7 @@ from .. import config
 from ..compat import batches
 from ..errors import MtpError
 from ..families.table import FAMILIES
+from .arrivals import Arrivals
 from .axis_order import VK, axis_orders_for
 from .draft_slots import DraftSlots, draft_slots
 from .slot_queue import SlotQueue
@@ -67,6 +68,7 @@ class MtpMambaPool(MambaPool):
         request_rows: request rows, the padding row included.
         axis_orders: which slot is in which axis order.
         store: what the mode keeps of draft nodes; None until a backend opened it.
+        arrivals: where another server writes states into slots, what it has to wait for; else None.
         made_of, made_smaller_by: for who has no memory for it: what the store is made of, and the flags to turn.
     """
 
@@ -96,6 +98,7 @@ class MtpMambaPool(MambaPool):
         self._opened_as: object = None
         self._forward_stream: Any = None
         self._loaded: Any = None
+        self.arrivals: Arrivals | None = None
 
     def open_store(self, family: str, model_runner: Any, max_batch: int) -> DraftStore:
         """The store of this pool for batches of up to ``max_batch`` rows, made on the first call; later backends over
@@ -207,7 +210,8 @@ class MtpMambaPool(MambaPool):
             self.settle_for_sglang(slots)
 
     def arrive_from_host(self, slots: torch.Tensor) -> None:
-        """States are about to be copied from the host into ``slots`` [n], behind what the current stream is given.
+        """States are about to be copied from the host into ``slots`` [n], behind what the current stream is given; or
+        another server has written them.
 
         A slot's last owner may have a forward at work, for which up to 0.5.18 SGLang's copy does not wait."""
         with self._in_order():
@@ -219,6 +223,16 @@ class MtpMambaPool(MambaPool):
         A prefill waits for them layer by layer. A request that hits a prefix whose state is still on its way copies
         all its layers before the first of them, and SGLang lets it: here it waits."""
         self._loaded = loaded
+
+    def given_up(self, slot: torch.Tensor) -> None:
+        """The owner of ``slot`` (0-dim) is gone, where states arrive from another server."""
+        if self.arrivals is not None:
+            self.arrivals.given_up(slot, self._forward_stream)
+
+    def awaits(self, slot: torch.Tensor) -> None:
+        """Another server is about to be told to write a state into ``slot`` (0-dim)."""
+        if self.arrivals is not None:
+            self.arrivals.wait_for(slot)
 
     def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
         """Copy the states of ``src_indices`` [n] to ``dst_indices`` [n], other slots than these.
@@ -240,14 +254,16 @@ class MtpMambaPool(MambaPool):
             self._ops.move_states(states, src_slots=src_slots, dst_slots=dst_slots)
 
     def get_cpu_copy(self, indices: torch.Tensor) -> HostCopy:
-        self.settle(indices)
+        with self._in_order():
+            self.settle(indices.reshape(-1))
         return HostCopy(super().get_cpu_copy(indices), self.axis_orders.bits[indices].cpu())
 
     def load_cpu_copy(self, mamba_cache_cpu: HostCopy, indices: torch.Tensor) -> None:
         self.catch_up()
         super().load_cpu_copy(mamba_cache_cpu.states, indices)
-        self.overwritten_by_sglang(indices)
-        self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
+        with self._in_order():
+            self.overwritten_by_sglang(indices.reshape(-1))
+            self.axis_orders.bits[indices] = mamba_cache_cpu.axis_orders.to(self.axis_orders.bits.device)
 
 
 class ReplayPool(MtpMambaPool):

@@ -40,6 +40,8 @@ def why_not(server_args: Any, longest_window: int) -> str | None:
     ``longest_window`` is the most tokens that a verify of the model's family can replay.
     """
     args = startup.resolved(server_args)
+    if args.disaggregation_mode not in (None, "null"):
+        return f"--disaggregation-mode {args.disaggregation_mode}"
     if args.disable_radix_cache:
         return "--disable-radix-cache"
     if not startup.chooses_radix_strategy(server_args):

@@ -113,7 +113,7 @@ def size_with(
     """
     nodes = startup.largest_draft(configurator.server_args)
     row = holding.bytes_per_row(configurator, family, nodes, rewinds_to)
-    requests = startup.request_rows(configurator)
+    requests, arriving = startup.request_rows(configurator), startup.rows_in_transfer(configurator.server_args)
     automatic = startup.state_slots_are_automatic()
     ratio, stock_ratio = configurator._calculate_mamba_ratio(), startup.stock_slots_per_request(configurator)
     with _sized_without_speculation(configurator):
@@ -125,7 +125,7 @@ def size_with(
         budget = total_rest_memory * GIB * share / (1 + share)
         drafts = state * nodes
         stock_slots = max(0, int((budget - state - drafts) // (state + drafts / stock_ratio)))
-        slots = slots_that_fit(budget, state=state, row=row, requests=requests, ratio=ratio)
+        slots = slots_that_fit(budget - row * arriving, state=state, row=row, requests=requests, ratio=ratio)
         if slots < ratio:
             raise RuntimeError(
                 f"mamba-mtp: {budget / GIB:.2f} GiB for recurrent states hold no request: a slot takes "
@@ -133,8 +133,8 @@ def size_with(
                 f"Raise --mem-fraction-static or --mamba-full-memory-ratio, or lower {holding.remedy}."
             )
         startup.set_state_slots(slots)
-    held = row * (min(requests, slots // ratio) + 1)
-    stock_states = int(state * nodes * (min(requests, stock_slots // stock_ratio) + 1))
+    held = row * (min(requests, slots // ratio) + arriving + 1)
+    stock_states = int(state * nodes * (min(requests, stock_slots // stock_ratio) + arriving + 1))
     global last
     last = Sizing(slots, holding.what, held, stock_slots, stock_states)
     logger.debug(last.message())

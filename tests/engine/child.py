@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import cuda_ops, foresight, launches, ranks, sabotage, sleep
@@ -18,18 +18,35 @@ from .scenario import Scenario
 from .spec import EngineSpec, Result
 
 
+class Alone:
+    """How an engine is fed, watched and run. `pair.Side` does it for one of two engines."""
+
+    def before(self) -> None:
+        """Nothing: SGLang's scheduler needs nobody."""
+
+    def feeder(self, *args: Any) -> Feeder:
+        return Feeder(*args)
+
+    def recorder(self, scheduler: Any, *, live: bool) -> Recorder:
+        return Recorder(scheduler, live=live)
+
+    def run(self, loop: Callable[[], None]) -> None:
+        loop()
+
+
 def child_main(
     spec: EngineSpec,
     scenarios: Sequence[Scenario],
     out_path: str,
     log_path: str,
     rank: int = 0,
+    side: Any = None,
     scheduler: Any = None,
 ) -> None:
     """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
 
-    The processes of an engine's ranks meet in a file beside ``out_path``. ``scheduler``: one that the process this was
-    forked from has built, and has served nothing with.
+    The processes of an engine's ranks meet in a file beside ``out_path``. ``side`` is None for an engine of its own.
+    ``scheduler``: one that the process this was forked from has built, and has served nothing with.
     """
     from sglang.srt.utils import kill_itself_when_parent_died
 
@@ -37,7 +54,7 @@ def child_main(
     own_streams(log_path)
     try:
         settle_beside(out_path)
-        payload: Any = run_here(spec, scenarios, rank, scheduler)
+        payload: Any = run_here(spec, scenarios, rank, side or Alone(), scheduler)
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -65,7 +82,7 @@ def settle_beside(path: str) -> None:
     ranks.meet_beside(path)
 
 
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0, scheduler: Any = None) -> Result:
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: Any, scheduler: Any = None) -> Result:
     """Build the scheduler if there is none, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
@@ -84,6 +101,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0, sch
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
+    side.before()
     if scheduler is None:
         scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
@@ -93,10 +111,11 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int = 0, sch
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)
     free = free_counts(scheduler)
-    feeder = Feeder(scheduler, ranks.share(spec, scenarios, rank), spec.max_steps, ranks.agreement(spec, scheduler))
-    recorder = Recorder(scheduler, live=spec.record_live)
+    agreement = ranks.agreement(spec, scheduler)
+    feeder = side.feeder(scheduler, ranks.share(spec, scenarios, rank), spec.max_steps, agreement)
+    recorder = side.recorder(scheduler, live=spec.record_live)
     built = time.perf_counter()
-    scheduler.run_event_loop()
+    side.run(scheduler.run_event_loop)
     recorder.close()
     check_nothing_is_lost(scheduler, free)
     pool = recorder.pool
@@ -225,7 +244,8 @@ def verify_hooks(spec: EngineSpec, scheduler: Any) -> list[str]:
     registry.prove()
     linear = scheduler.tp_worker.model_runner.attn_backend.linear_attn_backend
     ours = type(linear).__module__.startswith("sglang_mamba_mtp.")
-    wanted = spec.mode != "off" and spec.spec is not None
+    verifies = spec.spec is not None and spec.extra.get("disaggregation_mode") != "prefill"
+    wanted = spec.mode != "off" and verifies
     if ours != wanted:
         raise AssertionError(
             f"mode {spec.mode}, speculation {spec.spec}: the linear-attention backend is {type(linear).__module__}."

@@ -103,15 +103,15 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
             ends = [_from_nursery(spec, scenarios, parts[0])]
         else:
             ends = _processes(spec, scenarios, parts)
-        found = [_read(spec, *each) for each in zip(parts, ends, strict=True)]
+        found = [read_result(spec, *each) for each in zip(parts, ends, strict=True)]
     if texts := [each for each in found if isinstance(each, str)]:
         raise EngineError("\n".join(texts))
     payload = ranks.joined(found)
-    _note(spec, payload)
+    note(spec, payload)
     return payload
 
 
-def _read(spec: EngineSpec, part: Path, end: str) -> Result | str:
+def read_result(spec: EngineSpec, part: Path, end: str) -> Result | str:
     """What a process left that ended so, or what became of it."""
     out, log = Path(f"{part}.result"), Path(f"{part}.log")
     if not out.exists():
@@ -190,7 +190,7 @@ def _report(spec: EngineSpec, what: str, log: Path) -> str:
     return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
 
 
-def _note(spec: EngineSpec, result: Result) -> None:
+def note(spec: EngineSpec, result: Result) -> None:
     print(
         f"\n  engine {spec.label}: build {result.seconds_to_build:.1f} s, run {result.seconds_to_run:.1f} s, "
         f"{result.forwards} forwards, accept length {result.accept_length:.2f}, "

@@ -294,6 +294,7 @@ OBSTACLES = {
     "--disable-radix-cache": {"disable_radix_cache": True},
     "--enable-mixed-chunk": {"enable_mixed_chunk": True},
     "--disable-overlap-schedule": {"disable_overlap_schedule": True},
+    "--disaggregation-mode decode": {"disaggregation_mode": "decode", "disaggregation_transfer_backend": "fake"},
 }
 
 

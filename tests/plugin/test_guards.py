@@ -47,6 +47,7 @@ def arguments(**changed) -> SimpleNamespace:
         "enable_mamba_cache_stochastic_rounding": False,
         "use_ray": False,
         "disaggregation_mode": "null",
+        "disaggregation_decode_enable_offload_kvcache": False,
         "pp_size": 1,
         "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="full")),
         "cuda_graph_backend_decode": None,
@@ -76,7 +77,8 @@ REFUSED = [
     ({"enable_streaming_session": True}, "--enable-streaming-session True"),
     ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap True"),
     ({"use_ray": True}, "--use-ray True"),
-    ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode"),
+    ({"enable_hierarchical_cache": True, "disaggregation_mode": "decode"}, "--enable-hierarchical-cache True"),
+    ({"disaggregation_decode_enable_offload_kvcache": True}, "--disaggregation-decode-enable-offload-kvcache True"),
     ({"pp_size": 2}, "--pp-size 2"),
     (
         {"cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="breakable"))},

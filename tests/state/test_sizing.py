@@ -37,6 +37,7 @@ class Sizing:
         slots: int | None = None,
         radix: bool = True,
         nodes: int = NODES,
+        arriving: int = 0,
     ):
         from sglang.srt.mem_cache import kv_cache_configurator
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -59,6 +60,7 @@ class Sizing:
             monkeypatch.setattr(kv_cache_configurator, name, lambda *ignored, value=value: value, raising=False)
         monkeypatch.setattr(startup, "cache_params", lambda model_config: PARAMS)
         monkeypatch.setattr(startup, "largest_draft", lambda server_args: nodes)
+        monkeypatch.setattr(startup, "rows_in_transfer", lambda server_args: arriving)
         self.configurator = SimpleNamespace(
             mambaish_config=SimpleNamespace(mamba2_cache_params=PARAMS),
             ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
@@ -151,6 +153,17 @@ def test_fixed_slots_leave_more_to_the_kv_cache(
     slots, rest = sizing.ours(holding, 16.0)
     assert slots == 30 and rest == pytest.approx(16.0 - allocated(holding, 30, requests) / GIB, abs=1e-6)
     assert rest > stock_rest
+
+
+@BOTH
+@pytest.mark.parametrize("radix", [True, False])
+def test_a_decode_servers_rows_in_transfer_are_paid_for(holding: Holding, radix: bool, monkeypatch: pytest.MonkeyPatch):
+    """With a radix cache there are fewer slots for them, without one fewer tokens."""
+    slots, rest = Sizing(monkeypatch, requests=16, radix=radix).ours(holding, 64.0)
+    fewer, left = Sizing(monkeypatch, requests=16, radix=radix, arriving=32).ours(holding, 64.0)
+    assert (fewer < slots) == radix and (slots - fewer) * STATE <= 32 * row_bytes(holding) + STATE
+    taken = (rest - left) * GIB + (slots - fewer) * STATE
+    assert taken == pytest.approx(32 * row_bytes(holding), abs=1024)
 
 
 @BOTH

@@ -1,0 +1,132 @@
+"""A prefill server, a decode server and SGLang's mini load balancer before them; and one server to compare with."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+from mtp_demo.server import HOST, Server, free_port
+
+MODELS = Path(__file__).parents[2] / "launch" / "models"
+CHAINS = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+FLAGS = ("--device", "cpu", "--dtype", "float32", "--speculative-algorithm", "NEXTN", *CHAINS)
+NIXL = ("--disaggregation-transfer-backend", "nixl")
+PATIENCE = 120.0
+"""Seconds after which what has not happened will not."""
+
+
+class Streamed(threading.Thread):
+    """One greedy request for ``tokens`` tokens, heard as it comes.
+
+    Attributes
+        told: the text so far. complete: whether it was said to be whole. error: what went wrong, or None.
+    """
+
+    def __init__(self, server: Server, prompt: Sequence[int], tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._body = f"http://{HOST}:{server.port}/generate", body(prompt, tokens) | {"stream": True}
+        self.told, self.complete = "", False
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # never through a proxy
+                with session.post(self._url, json=self._body, stream=True, timeout=PATIENCE) as answer:
+                    answer.raise_for_status()
+                    for line in answer.iter_lines():
+                        text = line.decode().removeprefix("data: ")
+                        if text and text != "[DONE]":
+                            said = json.loads(text)
+                            self.told = said["text"]
+                            self.complete |= said["meta_info"]["finish_reason"] is not None
+        except (requests.RequestException, KeyError) as error:
+            self.error = error
+
+
+class Pair:
+    """One server, a prefill and a decode server of a tiny model, and a load balancer at `balancer`.
+
+    Attributes
+        starters: their starts, a thread each. The kernel kills a server with the thread that started it, so these
+            threads live until `stop`.
+    """
+
+    def __init__(self, family: str, folder: Path, *flags: str) -> None:
+        self.folder, self.bootstrap = folder, free_port()
+        self._launch = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(MODELS / f"tiny-{family}")]
+        self._launch += [*FLAGS, *flags]
+        self.starters = ThreadPoolExecutor(8)
+        self.one = self._server("one")
+        self.prefill = self._server("prefill", *self._as_prefill())
+        self.decode = self._server("decode", "--disaggregation-mode", "decode", *NIXL)
+        self.balancer = self._server("balancer")
+
+    def _as_prefill(self) -> tuple[str, ...]:
+        return ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(self.bootstrap), *NIXL)
+
+    def _server(self, name: str, *flags: str, port: int | None = None) -> Server:
+        return Server([*self._launch, *flags], device="cpu", log=self.folder / name, port=port)
+
+    def start(self) -> None:
+        """Start all. Raises ServerError if one does not start."""
+        started = [self.starters.submit(each.start, 500.0) for each in (self.one, self.prefill, self.decode)]
+        for each in started:
+            each.result()
+        urls = [f"http://{HOST}:{server.port}" for server in (self.prefill, self.decode)]
+        command = ["--pd-disaggregation", "--mini-lb", "--prefill", urls[0], str(self.bootstrap), "--decode", urls[1]]
+        self.balancer = Server(
+            [sys.executable, "-m", "sglang_router.launch_router", *command], device="cpu", log=self.folder / "balancer"
+        )
+        self.starters.submit(self.balancer.start, 120.0).result()
+
+    def stop(self) -> None:
+        """Stop whatever runs."""
+        for server in (self.balancer, self.one, self.prefill, self.decode):
+            server.stop()
+        self.starters.shutdown()
+
+    def kill_prefill(self) -> None:
+        """Kill every process of the prefill server outright."""
+        process = psutil.Process(self.prefill._process.pid)
+        family = [process, *process.children(recursive=True)]
+        for each in family:
+            each.kill()
+        psutil.wait_procs(family, timeout=PATIENCE)
+        self.prefill.stop()
+
+    def start_prefill_again(self) -> None:
+        """Another one where the first was."""
+        self.prefill = self._server("prefill-2", *self._as_prefill(), port=self.prefill.port)
+        self.starters.submit(self.prefill.start, 500.0).result()
+
+
+def body(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """A request to ``/generate``."""
+    sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens}
+    return {"input_ids": list(prompt), "sampling_params": sampling}
+
+
+def answers(server: Server, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
+    """What ``server`` says to all of them, asked at once."""
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        return list(clients.map(lambda prompt: server.post("/generate", body(prompt, tokens), PATIENCE), prompts))
+
+
+def wait_for(what: Any) -> bool:
+    """Whether ``what`` comes true within `PATIENCE` seconds."""
+    end = time.monotonic() + PATIENCE
+    while not what():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
