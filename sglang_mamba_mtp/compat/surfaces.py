@@ -382,6 +382,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read(_RADIX, "enable_mamba_extra_buffer supports_mamba"),
     # copies to the host and back
     _read(_HOST_COPIES, "mem_pool_host write_queue load_queue ack_load_queue"),
+    _read("sglang.srt.mem_cache.unified_cache.cache_action:BackupKV", "node_ids"),
     _first_of(
         (f"{_CONTROLLER}:CacheOperation", "pool_transfers"),
         ("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:CacheOperation", "pool_transfers"),

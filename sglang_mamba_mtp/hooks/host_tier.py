@@ -76,17 +76,20 @@ def back_up(original: Callable[..., int], cache: Any, action: Any, write_back: b
     if not write_back and cache.supports_mamba():
         requests = cache.req_to_token_pool
         there = requests.mamba_allocator.available_size() + cache.mamba_evictable_size()
-        if there < _slots_to_leave(requests):
+        spare = there - _slots_to_leave(requests)
+        if spare <= 0:
             return 0
+        # a chain of nodes, parents first, each with a state of its own: as many as can be spared
+        action = type(action)(action.node_ids[:spare])
     return original(cache, action, write_back)
 
 
 def _slots_to_leave(requests: Any) -> int:
-    """State slots that are to be had, now or by evicting, before one more is sent to the host: that one; for every
+    """State slots that are to be had, now or by evicting, beside those of states that are sent to the host: for every
     request that may begin its own and what its snapshots take; for every other one in the pool the copy that the radix
     cache takes of its prefill; and one more for a request that begins in place of one that is ending."""
     beginning = requests.available_size()
-    return 1 + beginning * (1 + batches.snapshot_slots(requests)) + (requests.size - beginning) + 1
+    return beginning * (1 + batches.snapshot_slots(requests)) + (requests.size - beginning) + 1
 
 
 def load_back(

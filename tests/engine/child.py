@@ -35,26 +35,20 @@ class Alone:
 
 
 def child_main(
-    spec: EngineSpec,
-    scenarios: Sequence[Scenario],
-    out_path: str,
-    log_path: str,
-    rank: int = 0,
-    side: Any = None,
-    scheduler: Any = None,
+    spec: EngineSpec, scenarios: Sequence[Scenario], out_path: str, log_path: str, rank: int = 0, side: Any = None
 ) -> None:
     """Process entry: run, then leave a pickled :class:`Result` or an exception text in ``out_path``.
 
     The processes of an engine's ranks meet in a file beside ``out_path``. ``side`` is None for an engine of its own.
-    ``scheduler``: one that the process this was forked from has built, and has served nothing with.
     """
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
     own_streams(log_path)
+    tempfile.tempdir = os.path.dirname(out_path)  # SGLang leaves the names of its sockets behind
     try:
-        settle_beside(out_path)
-        payload: Any = run_here(spec, scenarios, rank, side or Alone(), scheduler)
+        ranks.meet_beside(out_path)
+        payload: Any = run_here(spec, scenarios, rank, side or Alone())
     except BaseException:
         payload = traceback.format_exc()
         print(payload, file=sys.stderr)
@@ -76,14 +70,8 @@ def own_streams(log_path: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def settle_beside(path: str) -> None:
-    """Let an engine that is built in this process leave its files beside ``path``."""
-    tempfile.tempdir = os.path.dirname(path)  # SGLang leaves the names of its sockets behind
-    ranks.meet_beside(path)
-
-
-def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: Any, scheduler: Any = None) -> Result:
-    """Build the scheduler if there is none, run its own event loop over the scenarios, and collect what it did."""
+def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: Any) -> Result:
+    """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
     os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
     if spec.device != "cpu":
@@ -102,8 +90,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
     side.before()
-    if scheduler is None:
-        scheduler = build_scheduler(spec, rank)
+    scheduler = build_scheduler(spec, rank)
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")

@@ -3,9 +3,6 @@
 SGLang looks for the names a hook replaces in every module there is: a second of work that is the same for all engines
 of a mode. So a nursery does it once, is itself forked from the process that has imported SGLang, and forks an engine
 for each job. Plugin and hooks are then exactly as they are in a process that loads them by itself.
-
-Engines to compare with are needed again and again, for one scenario more or for a few states: a nursery that is given
-an engine builds it once, serves nothing with it, and forks each job's off it, as new.
 """
 
 from __future__ import annotations
@@ -21,31 +18,27 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .child import build_scheduler, child_main, own_streams, settle_beside
+from .child import child_main, own_streams
 from .scenario import Scenario
 from .spec import EngineSpec
 
 
 class Nursery:
-    """A process that has loaded the plugin in ``mode`` under ``env`` and built ``engine``, if given; ends with the one
-    that made it."""
+    """A process that has loaded the plugin in ``mode`` under ``env``; ends with the process that made it."""
 
-    def __init__(self, mode: str, env: Mapping[str, str], engine: EngineSpec | None = None) -> None:
+    def __init__(self, mode: str, env: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
         self._log = Path(self._folder.name, "log")
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_main, args=(theirs, mode, dict(env), str(self._log), engine), daemon=True
-        )
+        self._process = context.Process(target=_main, args=(theirs, mode, dict(env), str(self._log)), daemon=True)
         self._process.start()
         theirs.close()
 
     def run(self, spec: EngineSpec, scenarios: Sequence[Scenario], out: Path, log: Path) -> int | None:
         """Fork an engine and wait for it: its exit code, or None if it was killed after ``spec.timeout`` seconds.
 
-        ``log`` begins with what the nursery printed before. Raises EOFError if it could not get so far; the log says
-        why.
+        ``log`` begins with what loading the plugin printed. Raises EOFError if that failed; the log says why.
         """
         try:
             self._ours.send((spec, list(scenarios), str(out), str(log)))
@@ -61,7 +54,7 @@ class Nursery:
             raise EOFError from None
 
 
-def _main(jobs: Connection, mode: str, env: dict[str, str], log: str, engine: EngineSpec | None) -> None:
+def _main(jobs: Connection, mode: str, env: dict[str, str], log: str) -> None:
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
@@ -72,17 +65,13 @@ def _main(jobs: Connection, mode: str, env: dict[str, str], log: str, engine: En
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
-        scheduler = None
-        if engine is not None:
-            settle_beside(log)
-            scheduler = build_scheduler(engine)
         while True:
             job = jobs.recv()
             pid = os.fork()
             if pid == 0:
                 jobs.close()
                 shutil.copy(log, job[-1])
-                child_main(*job, scheduler=scheduler)
+                child_main(*job)
             jobs.send(pid)
             _, status = os.waitpid(pid, 0)
             jobs.send(os.waitstatus_to_exitcode(status))

@@ -8,19 +8,21 @@ from types import SimpleNamespace
 import pytest
 
 from . import child, scenarios
-from .harness import STATE_BOUND, EngineError, baseline, plain_spec, reference_states, run, token_differences
+from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
 from .matrix import EVERYWHERE, FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes, marks
 from .scenario import Request, Scenario
-from .spec import EngineSpec
-from .states import compare, relative_error
+from .states import compare
 
 OWN = in_modes(IN_FULL, FAMILIES)
 """Where states are the plugin's own to keep."""
 
 EVERY = in_modes(MODES["gdn"], ["gdn"]) + in_modes(MODES["mamba2"], ["mamba2"])
 
-ONE_LAYOUT = in_modes([mode for mode in MODES["gdn"] if not mode.endswith("-kv")], FAMILIES)
-"""Where a commit is its own: layouts of a mode share it."""
+ONE_LAYOUT = [
+    *in_modes([mode for mode in MODES["gdn"] if not mode.endswith("-kv")], FAMILIES),
+    *(pytest.param("gdn", mode, marks=pytest.mark.slow) for mode in MODES["gdn"] if mode.endswith("-kv")),
+]
+"""A commit is a mode's: its layouts share it, and are looked at with ``--slow``."""
 
 ONE = Scenario("one", (Request("r", (5, 6, 7, 5, 6, 7, 5, 6), 8),))
 
@@ -54,23 +56,6 @@ def test_plugin_that_does_not_load(checkpoint, sglang_version, monkeypatch):
     spec = Case("gdn", "ngram-tree", "no_buffer", "replay").spec(checkpoint("gdn"), env={"FORKED_FROM": "its own"})
     with pytest.raises(EngineError, match=r"(?s)the plugin was not loaded.*no such plugin"):
         run(spec, [ONE])
-
-
-def test_an_engine_to_compare_with_that_cannot_be_built():
-    """Those are built before they are asked for anything."""
-    with pytest.raises(EngineError, match=r"(?s)the engine was not built.*/nowhere"):
-        run(plain_spec(EngineSpec(model="/nowhere")), [ONE])
-
-
-def test_an_engine_to_compare_with_is_as_new_each_time(checkpoint):
-    """It is built once, and served nothing before: the same scenario again takes the same steps, to the same states."""
-    plain = plain_spec(EngineSpec(model=checkpoint("gdn")))
-    first, other, again = (run(plain, [scenario]) for scenario in (ONE, scenarios.limits(checkpoint.vocab), ONE))
-    assert (first.forwards, first.steps) == (again.forwards, again.steps) and first.forwards < other.forwards
-    assert first.outcomes == again.outcomes
-    assert len(first.records) == len(again.records) > 0
-    for one, two in zip(first.records, again.records, strict=True):
-        assert (one.prefix, relative_error(one.state, two.state)) == (two.prefix, 0)
 
 
 @pytest.mark.parametrize("lost", ["KV tokens", "state slots", "request rows"])
