@@ -21,7 +21,7 @@ from .costs.beside import WORKSPACES, graph_bytes
 from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
 from .state import sizing
-from .state.rewind import SLOTS_PER_REQUEST
+from .state.rewind import SLOTS_PER_REQUEST, SLOTS_PER_REQUEST_WITH_HOST
 from .state.window import threshold_for
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -215,7 +215,8 @@ def _row(
 ) -> Row:
     rewinds_to = int(strategy == names.REWIND)  # the advice is for pages of one token
     if rewinds_to:
-        setting = replace(setting, slots_per_request=SLOTS_PER_REQUEST)
+        held = SLOTS_PER_REQUEST_WITH_HOST if options.enable_hierarchical_cache else SLOTS_PER_REQUEST
+        setting = replace(setting, slots_per_request=held)
     with planning.configurator(setting) as found:
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.holds is None:
@@ -334,6 +335,8 @@ def _launch_line(options: argparse.Namespace, best: Row, fraction: float) -> str
         line += ["--disable-radix-cache"]
     elif best.strategy != names.REWIND:  # which is what replay does unless it is told otherwise
         line += ["--mamba-radix-cache-strategy", best.strategy]
+    if options.enable_hierarchical_cache and best.strategy != "none":
+        line += ["--enable-hierarchical-cache"]
     line += ["--disable-overlap-schedule"] if best.strategy == "no_buffer" else []
     line += ["--speculative-algorithm", options.algorithm, "--speculative-num-draft-tokens", str(options.draft_nodes)]
     line += ["--speculative-draft-model-path", options.draft_model_path] if options.draft_model_path else []

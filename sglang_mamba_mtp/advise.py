@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     add("--topk", type=int, default=1, help="branches a step; 1 (default) is a chain")
     add("--window", type=int, help="--mamba-mtp-window (default: by the draft's nodes)")
     add("--radix-strategy", choices=STRATEGIES, help="only this strategy; none is --disable-radix-cache")
+    add("--enable-hierarchical-cache", action="store_true", help="as SGLang's: the prefix cache goes on in host memory")
     add("--state-dtype", choices=("float32", "bfloat16", "float16"), help="--mamba-ssm-dtype")
     add("--dtype", default="auto", help="--dtype (default auto)")
     add("--context-len", type=int, help="--context-length")

@@ -36,13 +36,13 @@ def told(output: str, mark: str) -> dict:
 @pytest.fixture(scope="module")
 def advice(forked):
     """``advice(family)`` is what the command says, by way of serving; asked once a family and strategy."""
-    cache: dict[tuple[str, str], dict] = {}
+    cache: dict[tuple[str, ...], dict] = {}
 
-    def ask(family: str, strategy: str = "extra_buffer") -> dict:
-        if (family, strategy) not in cache:
+    def ask(family: str, strategy: str = "extra_buffer", *flags: str) -> dict:
+        if (family, strategy, *flags) not in cache:
             argv = ["--model-path", str(FAMILIES[family]), "--gpu-memory", str(MEMORY), "--dtype", "float32", "--json"]
             argv += ["--mem-fraction-static", str(FRACTION), "--radix-strategy", strategy]
-            argv += ["--max-running-requests", "64"]
+            argv += ["--max-running-requests", "64", *flags]
 
             def body():
                 options = advise.parser().parse_args(argv)
@@ -51,8 +51,8 @@ def advice(forked):
 
             result = forked(body, **{CONV_DTYPE: "float32"})
             assert result.code == 0, result.output
-            cache[family, strategy] = told(result.output, "advice: ")
-        return cache[family, strategy]
+            cache[family, strategy, *flags] = told(result.output, "advice: ")
+        return cache[family, strategy, *flags]
 
     return ask
 
@@ -123,6 +123,14 @@ def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
     (tracked,) = [row for row in advice(family)["rows"] if row["way"] == "replay"]
     assert row["requests"] > 1.8 * tracked["requests"]
     assert "radix" not in advice(family, "rewind")["launch"], "it is what replay does"
+
+
+def test_with_a_host_tier_a_rewinding_request_has_three_slots(advice):
+    flag = "--enable-hierarchical-cache"
+    found = advice("gdn", "rewind", flag)
+    (row,) = found["rows"]
+    assert row["requests"] == row["slots"] // 3
+    assert flag in found["launch"] and flag not in advice("gdn", "rewind")["launch"]
 
 
 @pytest.mark.parametrize("way", ["SGLang's verify", "slots", "replay"])
