@@ -232,6 +232,14 @@ COMMON: tuple[Decline, ...] = (
         "a decode server that has states come from a prefill server and from its own host was not tried",
         "remove --enable-hierarchical-cache there (the prefill server may have it)",
     ),
+    Decline(
+        "--speculative-algorithm",
+        lambda args: args.speculative_algorithm if args.disaggregation_mode == "decode" else None,
+        lambda name: str(name).upper() in ("NGRAM", "STANDALONE", "DFLASH"),
+        "a decode server begins to draft from what a prefill server sends; that was tried with NEXTN alone, and for "
+        "this one SGLang sends nothing, or does not in every version",
+        "use NEXTN there",
+    ),
     _switched_on(
         "--disaggregation-decode-enable-offload-kvcache",
         "what a decode server puts into a storage was not tried here",

@@ -78,6 +78,8 @@ REFUSED = [
     ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap True"),
     ({"use_ray": True}, "--use-ray True"),
     ({"enable_hierarchical_cache": True, "disaggregation_mode": "decode"}, "--enable-hierarchical-cache True"),
+    ({"speculative_algorithm": "NGRAM", "disaggregation_mode": "decode"}, "--speculative-algorithm NGRAM"),
+    ({"speculative_algorithm": "dflash", "disaggregation_mode": "decode"}, "--speculative-algorithm dflash"),
     ({"disaggregation_decode_enable_offload_kvcache": True}, "--disaggregation-decode-enable-offload-kvcache True"),
     ({"pp_size": 2}, "--pp-size 2"),
     (
