@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-import requests
 from mtp_demo.server import HOST, Server, free_port
 
 MODELS = Path(__file__).parents[2] / "launch" / "models"
@@ -21,36 +18,6 @@ FLAGS = ("--device", "cpu", "--dtype", "float32", "--speculative-algorithm", "NE
 NIXL = ("--disaggregation-transfer-backend", "nixl")
 PATIENCE = 120.0
 """Seconds after which what has not happened will not."""
-
-
-class Streamed(threading.Thread):
-    """One greedy request for ``tokens`` tokens, heard as it comes.
-
-    Attributes
-        told: the text so far. complete: whether it was said to be whole. error: what went wrong, or None.
-    """
-
-    def __init__(self, server: Server, prompt: Sequence[int], tokens: int) -> None:
-        super().__init__(daemon=True)
-        self._url, self._body = f"http://{HOST}:{server.port}/generate", body(prompt, tokens) | {"stream": True}
-        self.told, self.complete = "", False
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with requests.Session() as session:
-                session.trust_env = False  # never through a proxy
-                with session.post(self._url, json=self._body, stream=True, timeout=PATIENCE) as answer:
-                    answer.raise_for_status()
-                    for line in answer.iter_lines():
-                        text = line.decode().removeprefix("data: ")
-                        if text and text != "[DONE]":
-                            said = json.loads(text)
-                            self.told = said["text"]
-                            self.complete |= said["meta_info"]["finish_reason"] is not None
-        except (requests.RequestException, KeyError) as error:
-            self.error = error
 
 
 class Pair:
@@ -90,10 +57,11 @@ class Pair:
         self.starters.submit(self.balancer.start, 120.0).result()
 
     def stop(self) -> None:
-        """Stop whatever runs."""
-        for server in (self.balancer, self.one, self.prefill, self.decode):
-            server.stop()
-        self.starters.shutdown()
+        """Stop whatever runs, whichever of them does not."""
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.starters.shutdown)
+            for server in (self.decode, self.prefill, self.one, self.balancer):
+                ends.callback(server.stop)
 
     def kill_prefill(self) -> None:
         """Kill every process of the prefill server outright."""
@@ -120,13 +88,3 @@ def answers(server: Server, prompts: Sequence[Sequence[int]], tokens: int) -> li
     """What ``server`` says to all of them, asked at once."""
     with ThreadPoolExecutor(len(prompts)) as clients:
         return list(clients.map(lambda prompt: server.post("/generate", body(prompt, tokens), PATIENCE), prompts))
-
-
-def wait_for(what: Any) -> bool:
-    """Whether ``what`` comes true within `PATIENCE` seconds."""
-    end = time.monotonic() + PATIENCE
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

@@ -12,7 +12,8 @@ import random
 
 import pytest
 
-from .servers import HOST, MODELS, Pair, Streamed, answers, wait_for
+from ..clients import Client, wait_for
+from .servers import HOST, MODELS, PATIENCE, Pair, answers
 
 TOKENS = 40
 LONG = 400
@@ -96,11 +97,11 @@ def test_sglangs_parity_kit(pair, prompts):
 def test_a_killed_prefill_server_loses_no_decode_request(pair, prompts):
     """What decodes is answered to its end, as one server answers it; and with another prefill server it goes on."""
     wanted = [each["text"] for each in answers(pair.one, prompts, LONG)]
-    clients = [Streamed(pair.balancer, prompt, LONG) for prompt in prompts]
-    assert wait_for(lambda: all(len(each.told) > 20 for each in clients)), [each.error for each in clients]
+    clients = [Client(pair.balancer.port, prompt, LONG) for prompt in prompts]
+    assert wait_for(lambda: all(len(each.told) > 20 for each in clients), PATIENCE), [each.error for each in clients]
     pair.kill_prefill()
     assert not any(each.complete for each in clients), "they had ended before"
-    assert wait_for(lambda: not any(each.is_alive() for each in clients)), [each.told for each in clients]
+    assert wait_for(lambda: not any(each.is_alive() for each in clients), PATIENCE), [each.told for each in clients]
     assert [(each.error, each.complete) for each in clients] == [(None, True)] * len(clients)
     assert [each.told for each in clients] == wanted
     pair.start_prefill_again()

@@ -201,3 +201,16 @@ def cases(
         everywhere = quick and mode in IN_FULL and cell in FAST_IN_BOTH
         params.append(pytest.param(case, id=case.name, marks=() if everywhere else marks(mode, quick)))
     return params
+
+
+def in_full(
+    families: Iterable[str], drafts: Iterable[str], of: Iterable[str], fast: set[tuple[str, str, str, str]]
+) -> list:
+    """``families`` x ``drafts`` x `IN_FULL` x the caches ``of`` that the mode runs with, as pytest parameters; those
+    outside ``fast``, of (family, draft, cache, mode), carry the ``slow`` marker."""
+    cells = [
+        (family, draft, cache, mode)
+        for family, draft, mode, cache in itertools.product(families, drafts, IN_FULL, of)
+        if cache in caches(mode)
+    ]
+    return [pytest.param(Case(*c), id="-".join(c), marks=() if c in fast else pytest.mark.slow) for c in cells]

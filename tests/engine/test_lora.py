@@ -9,7 +9,7 @@ import pytest
 
 from . import adapters, scenarios
 from .harness import check_equal, run
-from .matrix import IN_FULL, Case, caches
+from .matrix import Case, in_full
 from .scenario import Scenario
 from .spec import Result
 from .weights import VOCAB
@@ -21,20 +21,10 @@ OLD = importlib.metadata.version("sglang") == "0.5.17"
 DRAFTS = ("ngram-tree",) if OLD else ("ngram-tree", "nextn-tree", "nextn-chain")
 """0.5.17 takes adapters with NGRAM alone."""
 
+CACHES = ("no_buffer", "extra_buffer-overlap", "rewind")
+
 FAST = {("gdn", "ngram-tree", "rewind", "replay"), ("mamba2", "ngram-tree", "extra_buffer-overlap", "replay")}
 """An engine a family."""
-
-
-def _cells() -> list:
-    cells = [
-        (family, draft, cache, mode)
-        for family in MODELS
-        for draft in DRAFTS
-        for mode in IN_FULL
-        for cache in ("no_buffer", "extra_buffer-overlap", "rewind")
-        if cache in caches(mode)
-    ]
-    return [pytest.param(Case(*c), id="-".join(c), marks=() if c in FAST else pytest.mark.slow) for c in cells]
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +80,7 @@ def _share(result: Result, scenario: Scenario, model: str) -> tuple[Result, list
     return part, [dataclasses.replace(scenario, requests=plain)]
 
 
-@pytest.mark.parametrize("case", _cells())
+@pytest.mark.parametrize("case", in_full(MODELS, DRAFTS, CACHES, FAST))
 def test_every_request_gets_its_own_adapter(case: Case, adapted, sglang_version):
     """The same prompts with either adapter and with none, at once: they share a batch, and no cached state."""
     model, folders, merged = adapted(case.family)

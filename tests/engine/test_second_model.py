@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from . import draft_models, scenarios
 from .harness import EngineError, check_equal, run
-from .matrix import FAMILIES, IN_FULL, SECOND_MODEL, Case, caches
+from .matrix import CACHES, FAMILIES, SECOND_MODEL, Case, in_full
 from .scenario import Request, Scenario
 
 READS = {("EAGLE3", "mamba2"): "EAGLE3-last"}
@@ -19,15 +17,6 @@ FAST = {
     ("mamba2", "standalone-chain", "extra_buffer-overlap", "replay"),
 }
 """An engine a family and an algorithm."""
-
-
-def _cells() -> list:
-    cells = [
-        (family, algorithm, cache, mode)
-        for family, algorithm, mode in itertools.product(FAMILIES, SECOND_MODEL, IN_FULL)
-        for cache in caches(mode)
-    ]
-    return [pytest.param(Case(*c), id="-".join(c), marks=() if c in FAST else pytest.mark.slow) for c in cells]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +32,7 @@ def draft_of(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("case", _cells())
+@pytest.mark.parametrize("case", in_full(FAMILIES, SECOND_MODEL, CACHES, FAST))
 def test_speculation_changes_nothing(case: Case, checkpoint, draft_of):
     kind = SECOND_MODEL[case.algorithm]["spec"]
     todo = [scenarios.turns(checkpoint.vocab)]

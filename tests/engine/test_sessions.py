@@ -12,25 +12,15 @@ import pytest
 
 from . import scenarios
 from .harness import baseline, check_equal, compare_states, run, token_differences
-from .matrix import FAMILIES, IN_FULL, Case, caches
+from .matrix import FAMILIES, Case, in_full
 from .scenario import Scenario
 
 DRAFTS = ("ngram-tree", "nextn-tree")
 
+CACHES = ("no_buffer", "extra_buffer-overlap", "rewind")
+
 FAST = {("gdn", "nextn-tree", "rewind", "replay"), ("mamba2", "ngram-tree", "no_buffer", "slots")}
 """An engine a family."""
-
-
-def _cells() -> list:
-    cells = [
-        (family, draft, cache, mode)
-        for family in FAMILIES
-        for draft in DRAFTS
-        for mode in IN_FULL
-        for cache in ("no_buffer", "extra_buffer-overlap", "rewind")
-        if cache in caches(mode)
-    ]
-    return [pytest.param(Case(*c), id="-".join(c), marks=() if c in FAST else pytest.mark.slow) for c in cells]
 
 
 def _told_in_full(scenario: Scenario) -> Scenario:
@@ -39,7 +29,7 @@ def _told_in_full(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, requests=requests, streaming=False)
 
 
-@pytest.mark.parametrize("case", _cells())
+@pytest.mark.parametrize("case", in_full(FAMILIES, DRAFTS, CACHES, FAST))
 def test_a_session_answers_as_the_whole_conversation_does(case: Case, checkpoint):
     talks = scenarios.talks(checkpoint.vocab)
     result = run(case.spec(checkpoint(case.family)), [talks])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +14,12 @@ from mtp_demo.run import DEVICE_FLAGS, attention_backend
 from mtp_demo.server import Server
 from tokenizers import Tokenizer
 
-from .clients import Client
+from ..clients import Client, wait_for
 
 MODEL = Path(__file__).parents[2] / "launch" / "models" / "tiny-gdn"
 DEVICE = "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+TOKENS = 6000
+"""More than are said before the server dies, and within the tiny models' 8192."""
 RUNNING = 3
 """Requests that run at a time; one more has to wait."""
 PROBLEMS = client.read_problems(DATA / "test.jsonl", RUNNING)
@@ -69,36 +69,26 @@ def die(fault: Fault, port: int, log: Path) -> Death:
         prompts = _prompts()
         answers = client.ask_all(server, prompts, max_new_tokens=200, parallel=RUNNING).answers
         clients = {
-            "whole": Client(port, prompts[0], stream=False),
-            "streamed": Client(port, prompts[1]),
-            "openai": Client(port, prompts[2], path="/v1/completions"),
+            "whole": Client(port, prompts[0], TOKENS, stream=False),
+            "streamed": Client(port, prompts[1], TOKENS),
+            "openai": Client(port, prompts[2], TOKENS, path="/v1/completions"),
         }
         heard = [clients["streamed"], clients["openai"]]
-        if not wait_for(lambda: all(len(each.told) > 60 for each in heard)):
+        if not wait_for(lambda: all(len(each.told) > 60 for each in heard), PATIENCE):
             raise AssertionError(f"nobody was told anything: {[each.error for each in heard]}\n{server.tail()}")
-        clients["waiting"] = Client(port, prompts[0])
+        clients["waiting"] = Client(port, prompts[0], TOKENS)
         process = server._process
         family = processes_of(process.pid)
         titles = {each.pid: each.cmdline()[0] for each in family}
         (victim,) = [each for each in family if titles[each.pid] == fault.victim]
         victim.kill()
-        clients["late"] = Client(port, prompts[1], stream=False)
-        wait_for(lambda: not (processes_of(process.pid) or any(each.is_alive() for each in clients.values())))
+        clients["late"] = Client(port, prompts[1], TOKENS, stream=False)
+        wait_for(lambda: not (processes_of(process.pid) or any(each.is_alive() for each in clients.values())), PATIENCE)
         status, hung = process.poll(), [name for name, each in clients.items() if each.is_alive()]
         left = [titles.get(each.pid, each.name()) for each in processes_of(process.pid)]
     finally:
         server.stop()
     return Death(answers, clients, hung, status, left, log.read_text(errors="replace"))
-
-
-def wait_for(what: Callable[[], bool]) -> bool:
-    """Whether ``what`` comes true within `PATIENCE` seconds."""
-    end = time.monotonic() + PATIENCE
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def processes_of(session: int) -> list[psutil.Process]:

@@ -1,22 +1,21 @@
-"""Clients of a server that dies: what each was told, and how it ended."""
+"""Clients that hear an answer as it comes: what each was told, and how it ended, whatever becomes of the server."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import requests
 
 TIMEOUT = 120.0
 """Seconds without a byte after which a client gives up: no answer here takes as long."""
-TOKENS = 6000
-"""More than are said before the server dies, and within the tiny models' 8192."""
 
 
 class Client(threading.Thread):
-    """One greedy request for `TOKENS` tokens, in a thread of its own.
+    """One greedy request for ``tokens`` tokens, in a thread of its own.
 
     Attributes
         told: the text that has arrived.
@@ -24,13 +23,15 @@ class Client(threading.Thread):
         error: what `requests` raised; None while it runs, and after a response that ended as HTTP has it.
     """
 
-    def __init__(self, port: int, prompt: Sequence[int], *, path: str = "/generate", stream: bool = True) -> None:
+    def __init__(
+        self, port: int, prompt: Sequence[int], tokens: int, *, path: str = "/generate", stream: bool = True
+    ) -> None:
         super().__init__(daemon=True)
         sampling: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
         if path == "/generate":
-            body = {"input_ids": list(prompt), "sampling_params": sampling | {"max_new_tokens": TOKENS}}
+            body = {"input_ids": list(prompt), "sampling_params": sampling | {"max_new_tokens": tokens}}
         else:
-            body = {"model": "default", "prompt": list(prompt), "max_tokens": TOKENS, **sampling}
+            body = {"model": "default", "prompt": list(prompt), "max_tokens": tokens, **sampling}
         self._url, self._body, self._stream = f"http://127.0.0.1:{port}{path}", body | {"stream": stream}, stream
         self.told, self.complete = "", False
         self.error: Exception | None = None
@@ -62,3 +63,13 @@ class Client(threading.Thread):
             else:
                 self.told = said["text"]
                 self.complete |= said["meta_info"]["finish_reason"] is not None
+
+
+def wait_for(what: Callable[[], bool], patience: float) -> bool:
+    """Whether ``what`` comes true within ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while not what():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
