@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..names import GDN
 from ..tracking import FLAT_GRID, PER_SEQUENCE, PER_SEQUENCE_FLOOR, HostTracking
 
@@ -85,6 +87,15 @@ def _field_names(record: type) -> set[str]:
 def request_slot(req: Any) -> Any:
     """The state slot of a request (0-dim tensor), or None."""
     return req.mamba_pool_idx if hasattr(req, "mamba_pool_idx") else req.kv.mamba_pool_idx
+
+
+def request_slots(req: Any) -> Any:
+    """All state slots of a request (int64 [n], negative where a snapshot's has yet to be taken), or None."""
+    slot = request_slot(req)
+    snapshots = tracking_of(req).mamba_ping_pong_track_buffer
+    own = [] if slot is None else [slot.reshape(1)]
+    found = own if snapshots is None else [*own, snapshots.to(own[0] if own else snapshots)]
+    return torch.cat(found) if found else None
 
 
 #: What a request has of its own slot, and of the slots for its snapshots; some versions lack some.

@@ -123,7 +123,7 @@ HOOKED: dict[str, Surface] = {
         ),
     ),
     "back_up": _same(f"{_RADIX}._execute_and_commit_kv_backup", "self action write_back"),
-    "slot_freed": _same(
+    "slots_freed": _same(
         f"{_POOLS}:HybridReqToTokenPool.free_mamba_cache", "self req mamba_ping_pong_track_buffer_to_keep"
     ),
     "preallocated": _same(

@@ -54,7 +54,7 @@ TABLE: tuple[Hook, ...] = (
     Hook("host_pools", "AROUND", host_tier.copy_every_layer, OURS, "layers are copied by number, not by count"),
     Hook("back_up", "AROUND", host_tier.back_up, OURS, "no more on the way to the host than slots can be spared"),
     Hook("load_back", "AROUND", host_tier.load_back, OURS, "a prefill behind a state that could not be loaded"),
-    Hook("slot_freed", "BEFORE", transfer.slot_is_freed, OWN_POOL, "its last verify may still be at work"),
+    Hook("slots_freed", "BEFORE", transfer.slots_are_freed, OWN_POOL, "its last verify may still be at work"),
     Hook("preallocated", "AFTER", transfer.slot_is_promised, OWN_POOL, "and no state may arrive before that is done"),
     Hook("transferred", "AFTER", transfer.state_has_arrived, OWN_POOL, "what was known of its slot is forgotten"),
     Hook("update_running", "AROUND", transfer.count_before_a_retraction, OURS, "a kept state holds what is counted"),

@@ -19,11 +19,11 @@ def _pool(requests: Any) -> MtpMambaPool | None:
     return pool if isinstance(pool, MtpMambaPool) and pool.arrivals is not None else None
 
 
-def slot_is_freed(requests: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+def slots_are_freed(requests: Any, req: Any, *args: Any, **kwargs: Any) -> None:
     """BEFORE `HybridReqToTokenPool.free_mamba_cache`."""
-    pool, slot = _pool(requests), batches.request_slot(req)
-    if pool is not None and slot is not None:
-        pool.given_up(slot)
+    pool, slots = _pool(requests), batches.request_slots(req)
+    if pool is not None and slots is not None:
+        pool.given_up(slots)
 
 
 def slot_is_promised(result: Any, queue: Any, req: Any, *args: Any, **kwargs: Any) -> None:

@@ -224,10 +224,10 @@ class MtpMambaPool(MambaPool):
         all its layers before the first of them, and SGLang lets it: here it waits."""
         self._loaded = loaded
 
-    def given_up(self, slot: torch.Tensor) -> None:
-        """The owner of ``slot`` (0-dim) is gone, where states arrive from another server."""
+    def given_up(self, slots: torch.Tensor) -> None:
+        """The owner of ``slots`` [n] is gone, where states arrive from another server."""
         if self.arrivals is not None:
-            self.arrivals.given_up(slot, self._forward_stream)
+            self.arrivals.given_up(slots, self._forward_stream)
 
     def awaits(self, slot: torch.Tensor) -> None:
         """Another server is about to be told to write a state into ``slot`` (0-dim)."""

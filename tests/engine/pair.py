@@ -34,6 +34,10 @@ IDLE = 0.005
 """Seconds between two turns of an event loop that waits for the other process, which needs the time."""
 
 
+GRACE = 60.0
+"""Seconds that the two may end apart: one of them writes down far more than the other."""
+
+
 class AllDone(Exception):
     """Ends an event loop; that of 0.5.17 knows no other end."""
 
@@ -77,7 +81,7 @@ class PrefillFeeder:
     def __init__(self, wire: Connection, scheduler: Any) -> None:
         from .grammar import CountingBackend
 
-        self._wire, self._scheduler = wire, scheduler
+        self._wire, self._scheduler, self._asked_all = wire, scheduler, False
         self.outcomes: dict[str, Any] = {}
         self.step, self.released_bytes = 0, 0
         scheduler.tokenizer = PlainTokenizer()
@@ -90,12 +94,18 @@ class PrefillFeeder:
 
     def recv_requests(self, local_reqs: Sequence[Any] = ()) -> list[Any]:
         self.step += 1
-        messages = []
+        messages: list[Any] = []
+        if self._asked_all:
+            if self._scheduler.is_fully_idle():
+                raise AllDone
+            time.sleep(IDLE)
+            return [*local_reqs]
         wait = 20 * IDLE if self._scheduler.is_fully_idle() else IDLE
         while self._wire.poll(0 if messages else wait):
             message = self._wire.recv()
             if message is None:
-                raise AllDone
+                self._asked_all = True
+                break
             messages.append(message)
         return [*local_reqs, *messages]
 
@@ -179,7 +189,7 @@ def run_pair(prefill: EngineSpec, decode: EngineSpec, scenarios: Sequence[Scenar
             processes.append(context.Process(target=child_main, args=(specs[-1], list(scenarios), *where), daemon=True))
         for process in processes:
             process.start()
-        late = ranks.wait(processes, decode.timeout)
+        late = ranks.wait(processes, decode.timeout, GRACE)
         why = [
             text or f"the process died, exit code {each.exitcode}" for text, each in zip(late, processes, strict=True)
         ]

@@ -29,16 +29,16 @@ def meet_beside(path: str) -> None:
     os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{Path(path).with_name('ranks')}"
 
 
-def wait(processes: Sequence[BaseProcess], timeout: float) -> list[str]:
-    """Wait ``timeout`` seconds for all processes, and `GRACE` seconds for the rest once one of them has ended.
+def wait(processes: Sequence[BaseProcess], timeout: float, grace: float = GRACE) -> list[str]:
+    """Wait ``timeout`` seconds for all processes, and ``grace`` seconds for the rest once one of them has ended.
 
     Returns
         for every process why it was killed, or "" if it ended by itself.
     """
     until, why = time.monotonic() + timeout, f"no result within {timeout:.0f} s"
     while running := [process for process in processes if process.is_alive()]:
-        if len(running) < len(processes) and until > time.monotonic() + GRACE:
-            until, why = time.monotonic() + GRACE, f"no result {GRACE:.0f} s after another rank's end"
+        if len(running) < len(processes) and until > time.monotonic() + grace:
+            until, why = time.monotonic() + grace, f"no result {grace:.0f} s after another one's end"
         if not connection.wait([process.sentinel for process in running], max(0.0, until - time.monotonic())):
             break
     late = [why if process.is_alive() else "" for process in processes]
