@@ -204,10 +204,40 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
                 algorithm=options.algorithm if way.speculates else None,
                 replayssm=way.replayssm,
             )
+
+            def with_room_for(requests: int, setting: Any = setting, way: Way = way, strategy: str = strategy) -> Row:
+                asked = replace(setting, max_requests=requests)
+                return _row(options, asked, way, strategy, family, memory, weights)
+
             try:
-                yield _row(options, setting, way, strategy, family, memory, weights)
+                if way.replayssm and options.max_running_requests is None:
+                    yield _fullest(with_room_for)
+                else:
+                    yield with_room_for(setting.max_requests)
             except (MtpError, RuntimeError) as error:
                 yield Row(way.name, strategy, why=str(error).strip().split("\n")[0])
+
+
+def _fullest(with_room_for: Callable[[int], Row]) -> Row:
+    """The row of the most requests asked for that all run. SGLang from 0.5.20 on holds the flag's records for all that
+    are asked for, so what is asked for takes room from slots.
+
+    Raises
+        MtpError, RuntimeError: as ``with_room_for(1)``.
+    """
+    best, lowest, highest = with_room_for(1), 2, AS_MANY_AS_FIT
+    while lowest <= highest:
+        middle = (lowest + highest) // 2
+        try:
+            found = with_room_for(middle)
+        except (MtpError, RuntimeError):
+            highest = middle - 1
+            continue
+        if found.requests >= middle:
+            best, lowest = found, middle + 1
+        else:
+            highest = middle - 1
+    return best
 
 
 def _row(

@@ -16,14 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from . import cpu, names
 from .advice import GIB, MIB, STRATEGIES, Advice, advise
 from .costs.beside import WORKSPACES
+from .costs.step import DEFAULT_MACHINE, MACHINES
 from .errors import MtpError
 
 
@@ -37,33 +39,59 @@ def parser() -> argparse.ArgumentParser:
     add("--model-path", required=True, help="a folder with config.json, or a name that SGLang can look up")
     add("--gpu-memory", type=_positive, required=True, metavar="GIB", help="memory of one GPU")
     add("--mem-fraction-static", type=_positive, help="share of it for weights and pools (default: 0.85 or less)")
-    add("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
+    add("--tp", type=_whole(1), default=1, help="tensor-parallel ranks (default 1)")
     add("--weights", type=_positive, metavar="GIB", help="size of the model's files; looked up or counted by default")
     add("--mode", choices=(names.REPLAY, names.SLOTS), help="only this mode of the plugin, beside SGLang's own ways")
     add("--algorithm", default="NEXTN", help="how drafts are made: NEXTN (default), NGRAM, EAGLE, DFLASH, ...")
     add("--draft-model-path", metavar="PATH", help="folder or name of the draft's model, where it has one of its own")
-    add("--draft-nodes", type=int, default=4, help="draft nodes of a verify, the root included (default 4)")
-    add("--draft-steps", type=int, help="forwards of a draft (default: its nodes less one, as a chain's)")
-    add("--topk", type=int, default=1, help="branches a step; 1 (default) is a chain")
-    add("--window", type=int, help="--mamba-mtp-window (default: by the draft's nodes)")
+    add("--draft-nodes", type=_whole(2), default=4, help="draft nodes of a verify, the root included (default 4)")
+    add("--draft-steps", type=_whole(1), help="forwards of a draft (default: its nodes less one, as a chain's)")
+    add("--topk", type=_whole(1), default=1, help="branches a step; 1 (default) is a chain")
+    add("--window", type=_whole(0), help="--mamba-mtp-window (default: by the draft's nodes)")
     add("--radix-strategy", choices=STRATEGIES, help="only this strategy; none is --disable-radix-cache")
     add("--enable-hierarchical-cache", action="store_true", help="as SGLang's: the prefix cache goes on in host memory")
     add("--state-dtype", choices=("float32", "bfloat16", "float16"), help="--mamba-ssm-dtype")
     add("--dtype", default="auto", help="--dtype (default auto)")
-    add("--context-len", type=int, help="--context-length")
-    add("--max-running-requests", type=int, help="requests asked for (default: as many as fit)")
-    add("--request-tokens", type=int, default=2048, help="tokens of a typical request, for break-even (default 2048)")
-    add("--gpu", default="H100", help="name of the GPU, for break-even (default H100)")
+    add("--context-len", type=_whole(1), help="--context-length")
+    add("--max-running-requests", type=_whole(1), help="requests asked for (default: as many as fit)")
+    add(
+        "--request-tokens",
+        type=_whole(1),
+        default=2048,
+        help="of a typical request, for break-even (default 2048)",
+    )
+    add("--gpu", type=_gpu, default=DEFAULT_MACHINE, help="name of the GPU, for break-even (default H100)")
     add("--trust-remote-code", action="store_true", help="as SGLang's")
     add("--json", action="store_true", help="for programs")
     return made
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
     return value
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    """Reads a whole number of ``least`` or more."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: expected a whole number of {least} or more")
+        return int(text)
+
+    return read
+
+
+def _gpu(text: str) -> str:
+    """A name that has one of `MACHINES` in it."""
+    if not any(name in text.upper() for name in MACHINES):
+        raise argparse.ArgumentTypeError(f"{text}: expected one of {', '.join(MACHINES)}, or a name with one in it")
+    return text
 
 
 def text(advice: Advice, options: argparse.Namespace) -> str:
@@ -105,7 +133,11 @@ def _beside(advice: Advice, options: argparse.Namespace) -> str:
         f"drafts {row.draft_bytes / GIB:.1f}, CUDA graphs {row.graph_bytes / GIB:.1f}, {WORKSPACES / GIB:.0f} for "
         f"workspaces) of {left:.1f} that --mem-fraction-static {advice.fraction:g} leaves"
     )
-    return said if advice.enough(options.gpu_memory) else f"{said}: too little, leave that flag away or lower it"
+    if advice.enough(options.gpu_memory):
+        return said
+    if options.mem_fraction_static is None:
+        return f"{said}: too little, and so is what any other share leaves; ask for fewer --draft-nodes"
+    return f"{said}: too little, leave that flag away or lower it"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

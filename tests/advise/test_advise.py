@@ -259,7 +259,54 @@ def advise_main(*argv: str) -> None:
     raise SystemExit(advise.main(argv))
 
 
-def test_a_bad_number_is_a_usage_error(capsys):
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--gpu-memory", "-1", "-1: expected a number above 0"),
+        ("--gpu-memory", "abc", "abc: expected a number above 0"),
+        ("--weights", "nan", "nan: expected a number above 0"),
+        ("--tp", "0", "0: expected a whole number of 1 or more"),
+        ("--draft-nodes", "1", "1: expected a whole number of 2 or more"),
+        ("--window", "-3", "-3: expected a whole number of 0 or more"),
+        ("--gpu", "RTX4090", "RTX4090: expected one of B200, H200, "),
+    ],
+)
+def test_a_bad_value_is_a_usage_error(capsys, flag, value, expected):
+    argv = ["--model-path", "m", "--gpu-memory", "80", f"{flag}={value}"]
     with pytest.raises(SystemExit) as stop:
-        advise.parser().parse_args(["--model-path", "m", "--gpu-memory", "-1"])
-    assert stop.value.code == 2 and "expected a number above 0" in capsys.readouterr().err
+        advise.parser().parse_args(argv)
+    told = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert f"argument {flag}: {expected}" in told
+
+
+def test_a_gpu_may_be_said_in_full():
+    options = advise.parser().parse_args(["--model-path", "m", "--gpu-memory", "80", "--gpu", "NVIDIA H200"])
+    assert options.gpu == "NVIDIA H200"
+
+
+def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked):
+    """Of a version that holds its records for all requests asked for, too, without a word on how many these are."""
+    shape = MODELS.with_name("shapes") / "qwen3-next-80b"
+    argv = ["--model-path", str(shape), "--gpu-memory", "140", "--tp", "2", "--radix-strategy", "extra_buffer"]
+
+    def asked() -> None:
+        found = arithmetic.advise(advise.parser().parse_args(argv))
+        more = arithmetic.advise(
+            advise.parser().parse_args([*argv, "--max-running-requests", str(_requests_of_the_flag(found) + 1)])
+        )
+        print("advice:", json.dumps([advise.asdict(found), _requests_of_the_flag(more)]))
+
+    result = forked(asked)
+    assert result.code == 0, result.output[-3000:]
+    found, with_one_more = told(result.output, "advice: ")
+    rows = {row["way"]: row for row in found["rows"]}
+    flag = rows["ReplaySSM flag"]
+    assert not flag["why"]
+    assert rows["SGLang's verify"]["requests"] < flag["requests"] < rows["no speculation"]["requests"]
+    assert with_one_more <= flag["requests"]
+
+
+def _requests_of_the_flag(advice: arithmetic.Advice) -> int:
+    (row,) = [row for row in advice.rows if row.way == "ReplaySSM flag"]
+    return row.requests
