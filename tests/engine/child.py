@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import cuda_ops, foresight, launches, ranks, sabotage, sleep
+from . import cuda_ops, foresight, launches, ranks, sabotage, sleep, traced
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -41,6 +41,7 @@ def child_main(
 
     The processes of an engine's ranks meet in a file beside ``out_path``. ``side`` is None for an engine of its own.
     """
+    prepare_environment(spec)
     from sglang.srt.utils import kill_itself_when_parent_died
 
     kill_itself_when_parent_died()
@@ -60,6 +61,14 @@ def child_main(
     os._exit(0)  # SGLang leaves daemon threads and sockets behind
 
 
+def prepare_environment(spec: EngineSpec) -> None:
+    """What the engine's process needs in its environment: some of it is read as SGLang is imported."""
+    os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
+    if spec.device != "cpu":
+        os.environ.update(cuda_ops.environment(spec.dtype))
+    os.environ.update(spec.env)
+
+
 def own_streams(log_path: str) -> None:
     """Send what this process prints to the end of a file."""
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -73,15 +82,12 @@ def own_streams(log_path: str) -> None:
 def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: Any) -> Result:
     """Build the scheduler, run its own event loop over the scenarios, and collect what it did."""
     started = time.perf_counter()
-    os.environ["SGLANG_MAMBA_MTP_MODE"] = spec.mode
-    if spec.device != "cpu":
-        os.environ.update(cuda_ops.environment(spec.dtype))
-    os.environ.update(spec.env)
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     if spec.device != "cpu":
         cuda_ops.install()
+    traced.watch()
     if spec.sabotaged_rank in (None, rank):
         sabotage.apply(spec.sabotage)
     foresight.apply(spec.foreseen)
@@ -124,6 +130,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         released_bytes=feeder.released_bytes,
         kept=saver.kept(tensors_behind(pool)),
         graphs=recorder.graphs,
+        traced=traced.functions(),
         ended_as_tails=recorder.ended_as_tails,
         to_host=recorder.host.to_host,
         from_host=recorder.host.from_host,

@@ -40,6 +40,14 @@ def checkpoint(tmp_path_factory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
+@pytest.fixture(scope="module")
+def engines(request, checkpoint):
+    """What the chosen tests of a module, each of a `gpu_engines.Cell`, need of engines on a GPU."""
+    from .gpu_engines import Engines, chosen
+
+    return Engines(chosen(request.module, request.session.items), checkpoint)
+
+
 @pytest.fixture(scope="session")
 def sglang_version() -> str:
     """SGLang, imported once into the process that forks the engines."""

@@ -23,7 +23,17 @@ PROCESS_ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",
     "SGLANG_MAMBA_SSM_DTYPE": "float32",
 }
-"""For every engine on a GPU, before torch is imported (children inherit it)."""
+"""For every engine on a GPU, before torch is imported (children inherit it). An engine's own ``env`` wins, and
+``--mamba-ssm-dtype`` too, which SGLang puts in the place of the last."""
+
+COMPILING = {
+    "env": {
+        "TORCHDYNAMO_DISABLE": "0",
+        "SGLANG_TORCH_COMPILE_MODE": "default",  # trying every kernel for every product takes longer than the test
+    },
+    "extra": {"enable_torch_compile": True, "torch_compile_max_bs": 2},
+}
+"""What of an `EngineSpec` makes SGLang compile the model's forward, for verifies of one and two requests."""
 
 
 def environment(dtype: str) -> dict[str, str]:

@@ -44,9 +44,9 @@ class Recorder:
         self.ended_as_tails = 0
         self.insertions = 0
         self._caching = ""
-        self._owned: dict[int, bytes] = {}
+        self.owned: dict[int, Prefix] = {}
         self._given: dict[int, str] = {}
-        self._inserting: dict[int, Prefix] = {}
+        self.inserting: dict[int, Prefix] = {}  # never changed, but replaced
         self._inserted: list[tuple[torch.Tensor, str, Prefix]] = []
         self._in_flight: dict[int, list[tuple[int, Any, bytes | None, Any]]] = {}
         scheduler.run_batch = self._wrap_run_batch(scheduler.run_batch)
@@ -144,13 +144,14 @@ class Recorder:
                 return insert(params)
             if getattr(params.key, "is_bigram", False):
                 raise AssertionError("bigram keys on a mamba radix cache: the recorder cannot name their states")
+            self.host.catch_up()
             slot, prefix = int(value.reshape(-1)[0]), as_prefix(params.key.raw_token_ids())
-            self._inserting = {slot: prefix}
+            self.inserting = {slot: prefix}
             result = insert(params)
-            self._inserting = {}
+            self.inserting = {}
             if result.mamba_exist or not prefix:
                 return result
-            self._owned[slot], self._given[slot] = prefix, self._caching
+            self.owned[slot], self._given[slot] = prefix, self._caching
             self.insertions += 1
             self._inserted.append((value, f"slot {slot} {self._caching}@{self.step}", prefix))
             return result
@@ -163,40 +164,39 @@ class Recorder:
             self.records.append(Record("insert", where, prefix, read_given(self.pool, slot)))
         self._inserted.clear()
 
-    def owned(self, slot: int) -> Prefix:
-        """The key of a slot that the radix cache owns, or is being given."""
-        return (self._owned | self._inserting)[slot]
-
     def own(self, slot: int, prefix: Prefix) -> None:
         """The radix cache owns ``slot`` from now on, as the state after ``prefix``."""
-        self._owned[slot] = prefix
+        self.owned[slot] = prefix
         self._given.pop(slot, None)
 
     def _wrap_free(self, free):
         def wrapped(slots):
+            self.host.catch_up()
             for slot in slots.reshape(-1).tolist():
-                self._owned.pop(slot, None)
+                self.owned.pop(slot, None)
             return free(slots)
 
         return wrapped
 
     def _wrap_clear(self, clear):
         def wrapped():
-            self._owned.clear()
+            self.host.catch_up()
+            self.owned.clear()
             return clear()
 
         return wrapped
 
     def close(self) -> None:
         """Read what the radix cache owns now, and check that its own count of states agrees."""
+        self.host.catch_up()
         tree = self.scheduler.tree_cache
         if tree.supports_mamba():
             counted = tree.mamba_evictable_size() + tree.mamba_protected_size()
-            if counted != len(self._owned):
-                raise AssertionError(f"the radix cache counts {counted} states, the recorder {len(self._owned)}")
+            if counted != len(self.owned):
+                raise AssertionError(f"the radix cache counts {counted} states, the recorder {len(self.owned)}")
         device = self.pool.mamba_cache.temporal.device
         if device.type == "cuda":  # an overlapped extra step may still run
             torch.cuda.synchronize(device)
-        for slot, prefix in sorted(self._owned.items()):
+        for slot, prefix in sorted(self.owned.items()):
             state = read_given(self.pool, torch.tensor([slot], device=device))
             self.records.append(Record("radix", f"slot {slot} {self._given.get(slot, '')} at the end", prefix, state))

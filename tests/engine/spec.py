@@ -131,10 +131,10 @@ class Result:
     ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
-    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``ended_as_tails`` the requests that
-    ended with a token they decoded in a prefill's batch (mixed chunks), ``to_host`` and ``from_host`` the states that
-    HiCache copied. Of several ranks this is what `ranks.joined`
-    makes of theirs; ``shards`` says how a rank's states are cut.
+    ``graphs`` counts the forwards (a verify is one) that replayed a CUDA graph, ``traced`` are the functions that
+    torch.compile compiled, ``ended_as_tails`` the requests that ended with a token they decoded in a prefill's batch
+    (mixed chunks), ``to_host`` and ``from_host`` the states that HiCache copied. Of several ranks this is what
+    `ranks.joined` makes of theirs; ``shards`` says how a rank's states are cut.
     """
 
     spec: EngineSpec
@@ -154,6 +154,7 @@ class Result:
     compiled: list[str]
     compiled_late: list[str]
     graphs: int
+    traced: list[str]
     ended_as_tails: int
     to_host: int
     from_host: int

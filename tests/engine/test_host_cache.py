@@ -1,7 +1,7 @@
 """HiCache: states that go to the host and come back, and what follows on them.
 
 The scheduler, the radix cache, its host tier and the controller that copies are SGLang's own; on a CPU the copies are
-done when they are issued. Every state that is copied, either way, is compared like all others.
+done when they are issued, and every state that is copied, either way, is compared like all others.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ def conversations(vocab: int) -> list[Scenario]:
 
 
 def check_it_came_back(result: Result) -> None:
-    """The run shows what it is to show: states have been copied both ways, for requests and for the radix cache."""
+    """The run shows what it is to show: states have been copied both ways, for requests and for the radix cache, and
+    where that disturbs nothing (`host.HostWatch`) they were looked at."""
     assert result.to_host > 0, "no state went to the host"
     assert result.from_host > 0, "no state came back from the host"
-    kinds = {record.kind for record in result.records}
-    assert {"host", "loaded"} <= kinds, kinds
+    if result.spec.device == "cpu":
+        kinds = {record.kind for record in result.records}
+        assert {"host", "loaded"} <= kinds, kinds
     assert ("radix rewind, " in result.log) == ("SGLANG_MAMBA_MTP_RADIX" in result.spec.env)
 
 
@@ -95,7 +97,9 @@ def test_trees(family, algorithm, checkpoint):
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu(family, mode, cache, copies, checkpoint):
-    """CUDA's copies, on streams of their own beside graphs and the next verify."""
+    """CUDA's copies, on streams of their own beside graphs and the next verify, with nothing that waits for them but
+    SGLang and the plugin: what they leave is seen in the tokens, and in what the radix cache is given and has in the
+    end."""
     todo = conversations(checkpoint.vocab)
     case = Case(family, "nextn-tree", cache, mode)
     changes = {"device": "cuda", "record_live": False, "timeout": 400.0}
