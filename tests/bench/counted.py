@@ -71,9 +71,10 @@ def layers_of(step: Any, which: int) -> None:
         step.score(which, index, step.convolve(which, index))
 
 
-def whole_step(drafts: Drafts, step: Ours, which: int, last: torch.Tensor) -> None:
+def whole_step(step: Ours, which: int, last: torch.Tensor) -> None:
+    """last is the track too: where states are rewound nobody looks at it."""
     layers_of(step, which)
-    step.commit(which, last, drafts.tracked(0))
+    step.commit(which, last, last)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cycle
@@ -94,7 +95,7 @@ def bring_to(phase: str, drafts: Drafts, step: Ours) -> bool:
     )
     for number in range(cycle):
         late = rows % cycle > number if phase == MIX else torch.zeros_like(rows, dtype=torch.bool)
-        whole_step(drafts, step, 0, torch.where(late, drafts.last, -1))
+        whole_step(step, 0, torch.where(late, drafts.last, -1))
     for number in range(3 * cycle + 1):
         pending = counts(drafts, step)
         folds = [count > threshold for count in pending]
@@ -103,7 +104,7 @@ def bring_to(phase: str, drafts: Drafts, step: Ours) -> bool:
         found = {NO_ROW: last_before, EVERY_ROW: all(folds), MIX: True}[phase]
         if number >= 2 * cycle and found:
             return True
-        whole_step(drafts, step, 0, drafts.last)
+        whole_step(step, 0, drafts.last)
     return False
 
 
@@ -118,7 +119,7 @@ def compile_one(task: tuple[str, Case]) -> None:
             layers_of(open_decode(case.family, case.batch, hollow=True), 0)
         else:
             drafts, step = open_case(case, hollow=True)
-            whole_step(drafts, step, 0, drafts.last)
+            whole_step(step, 0, drafts.last)
         torch.cuda.synchronize()
 
 
@@ -146,8 +147,8 @@ def time_case(case: Case) -> dict[str, Any]:
     fill(step, torch.randn_like(step.states), step.conv_states[:, :1])
     for number, which in itertools.product(range(step.phases), range(sets)):
         late = (which * case.batch + torch.arange(case.batch, device=device())) % step.phases > number
-        whole_step(drafts, step, which, torch.where(late, drafts.last, -1))
-    launches = [partial(whole_step, drafts, step, which, drafts.last) for which in range(sets)]
+        whole_step(step, which, torch.where(late, drafts.last, -1))
+    launches = [partial(whole_step, step, which, drafts.last) for which in range(sets)]
     us = time_launches(launches, budget_ms=25)["us"] / LAYERS
     torch.cuda.empty_cache()
     return {**case._asdict(), "us": us, "sets": sets, "accept": len(drafts.accepted), "phases": step.phases}
@@ -223,7 +224,7 @@ def profile_case(regions: Regions, case: Case) -> None:
         for index in range(1, LAYERS):
             step.score(0, index, step.convolve(0, index))
         with regions.region(**about, part="commit"):
-            step.commit(0, drafts.last, drafts.tracked(0))
+            step.commit(0, drafts.last, drafts.last)
 
 
 def profile_floors(regions: Regions, family: str, batch: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,9 +49,6 @@ NEAR = 0.85
 """Share of what a kernel that only moves states reaches of DRAM's peak from which DRAM bounds another."""
 
 
-UNKNOWN = re.compile(r"Failed to find metric (?:regex:)?([\w.]+)")
-
-
 def known(wanted: Sequence[str], listing: str) -> list[str]:
     """Those metrics of a GPU's units that `ncu --query-metrics` lists by their first part (all, where it lists none);
     those that ncu makes itself are in no list."""
@@ -62,6 +58,11 @@ def known(wanted: Sequence[str], listing: str) -> list[str]:
     return [metric for metric in wanted if metric.startswith(MADE_BY_NCU) or metric.split(".")[0] in names]
 
 
+def errors(text: str) -> list[str]:
+    """What ncu complained of."""
+    return [line for line in text.splitlines() if line.startswith(("==ERROR==", "==WARNING=="))]
+
+
 def available(ncu: str, tiny: Sequence[str]) -> list[str]:
     """Metrics of METRICS that this ncu measures on this GPU, by its list and by profiling a tiny program."""
     listing = subprocess.run([ncu, "--query-metrics"], capture_output=True, text=True, check=False).stdout
@@ -69,10 +70,11 @@ def available(ncu: str, tiny: Sequence[str]) -> list[str]:
     while True:
         command = [ncu, "--clock-control", "none", "--launch-count", "1", "--metrics", ",".join(metrics), *tiny]
         tried = subprocess.run(command, capture_output=True, text=True, check=False)
-        missing = {name for name in UNKNOWN.findall(tried.stdout + tried.stderr)} & {*metrics}
-        if not missing:
+        complaints = " ".join(errors(tried.stdout + tried.stderr))
+        left = [metric for metric in metrics if metric not in complaints]
+        if len(left) in (0, len(metrics)):
             return metrics
-        metrics = [metric for metric in metrics if metric not in missing]
+        metrics = left
 
 
 def command(ncu: str, metrics: Sequence[str], log: str, program: Sequence[str]) -> list[str]:
@@ -92,29 +94,33 @@ def read(text: str) -> list[dict[str, Any]]:
     lines = [line for line in text.splitlines() if line.startswith('"')]
     starts = [number for number, line in enumerate(lines) if line.startswith('"ID"')]
     kernels: list[tuple[int, dict[str, Any]]] = []
+    units = dict.fromkeys(METRICS, 1.0)
     for number, start in enumerate(starts):
         end = starts[number + 1] if number + 1 < len(starts) else len(lines)
         for row in csv.DictReader(lines[start:end]):
-            if not row["ID"]:  # the line of units
+            if not row["ID"]:
+                units = {name: _factor(row.get(metric) or "") for name, metric in METRICS.items()}
                 continue
-            figures = {name: _number(row.get(metric)) for name, metric in METRICS.items()}
-            if figures["us"] is not None:
-                figures["us"] /= 1e3  # nanoseconds, its base unit
+            figures = {name: _number(row.get(metric), units[name]) for name, metric in METRICS.items()}
             kernels.append((int(row["ID"]), {"kernel": row["Kernel Name"].split("(")[0], **figures}))
     return [figures for _, figures in sorted(kernels, key=lambda kernel: kernel[0])]
 
 
-def _number(cell: str | None) -> float | None:
+def _factor(unit: str) -> float:
+    """From ncu's unit to us or bytes; 1 where it is neither a time's nor a size's."""
+    seconds = {"n": 1e-3, "u": 1.0, "m": 1e3}
+    sizes = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+    if unit in ("ns", "us", "ms", "nsecond", "usecond", "msecond"):
+        return seconds[unit[0]]
+    return sizes.get(unit.removesuffix("byte"), 1.0) if unit.endswith("byte") else 1.0
+
+
+def _number(cell: str | None, factor: float) -> float | None:
     try:
-        value = float((cell or "").replace(",", ""))
+        value = float((cell or "").replace(",", "")) * factor
     except ValueError:
         return None
     return value if value == value else None
-
-
-def errors(text: str) -> list[str]:
-    """What ncu complained of."""
-    return [line for line in text.splitlines() if line.startswith(("==ERROR==", "==WARNING=="))]
 
 
 def stalls(figures: Mapping[str, Any]) -> list[tuple[str, float]]:

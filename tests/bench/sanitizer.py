@@ -40,11 +40,12 @@ class Log(NamedTuple):
     total: int | None
 
 
-def command(tool: str, log: Path, program: Sequence[str]) -> list[str]:
+def command(tool: str, log: Path | str, program: Sequence[str], *, exclude: bool = True) -> list[str]:
+    """log: where %p stands for a process. exclude: leave kernels of others out, where the tool can do without them."""
     options = ["--tool", tool, "--target-processes", "all", "--print-limit", "100", "--log-file", str(log)]
     if tool == "memcheck":
         options += ["--report-api-errors", "no"]  # a test sees those that matter; PyTorch asks what may be refused
-    if tool != "initcheck":
+    if exclude and tool != "initcheck":
         options += ["--kernel-name-exclude", NOT_OURS]
     return ["compute-sanitizer", *options, *program]
 

@@ -50,6 +50,14 @@ def test_csv():
     assert ncu.read("==ERROR== none\n") == [] and ncu.errors("==ERROR== none\n==PROF== x\n") == ["==ERROR== none"]
 
 
+@pytest.mark.parametrize(("unit", "us"), [("ns", 0.25), ("us", 250), ("msecond", 250e3)])
+def test_units(unit, us, monkeypatch):
+    monkeypatch.setitem(UNITS, "gpu__time_duration.sum", unit)
+    monkeypatch.setitem(UNITS, "dram__bytes_read.sum", "Mbyte")
+    (kernel,) = ncu.read(csv_of([("k", figures("250", bytes_read=1.5))]))
+    assert kernel["us"] == us and kernel["bytes_read"] == 1.5e6
+
+
 def test_metrics_that_are_not_there_are_not_asked_for():
     without = "".join(line for line in QUERY.splitlines(True) if "pipe_tensor" not in line and "launch" not in line)
     assert {*ncu.METRICS.values()} - {*ncu.known([*ncu.METRICS.values()], without)} == {ncu.METRICS["tensor"]}

@@ -108,7 +108,7 @@ STAND_IN = """#!{python}
 import subprocess, sys
 from pathlib import Path
 log = Path(sys.argv[sys.argv.index("--log-file") + 1])
-status = subprocess.run(sys.argv[sys.argv.index({python!r}):]).returncode
+status = 0 if "-c" in sys.argv else subprocess.run(sys.argv[sys.argv.index({python!r}):]).returncode
 log.write_text({log!r})
 sys.exit(status)
 """
