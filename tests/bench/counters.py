@@ -3,6 +3,7 @@
     python tests/bench/counters.py --json FILE                       # the shortfalls, about three minutes on an H200
     python tests/bench/counters.py --cases gdn:4:chain:64 mamba2:16:tree:32
     python tests/bench/counters.py --quick                           # two cases: does it run?
+    python tests/bench/counters.py --show FILE                       # the tables of a record again, anywhere
 
 Three processes, one after the other: one compiles, one times CUDA graphs without a profiler (a layer of a whole step
 of 8 as bench_modes.py runs it, rows at staggered phases of the windows' cycle; what reads, and what reads and writes a
@@ -114,6 +115,12 @@ def print_tables(record: dict[str, Any]) -> None:
         for region in regions:
             for kernel in region["kernels"]:
                 print(f"{region['part']:6s} {kernel_line(kernel)}")
+    print("\nthe longest kernel of a layer: us, DRAM, issue slots, warps and what bounds it")
+    for region in record["regions"]:
+        if region["part"] == "layer":
+            longest = max(region["kernels"], key=lambda kernel: kernel["us"] or 0.0)
+            figures = [cell(longest["us"], 6, 1), *(cell(longest[name], 3) for name in ("dram", "issue", "occupancy"))]
+            print(f"{name_of(region):52s} {' '.join(figures)} {longest['bound']}")
     empty = record["times"]["empty_us"]
     floors = {(floor["family"], floor["batch"]): floor for floor in record["times"]["floors"]}
     print(f"\nus a layer of a whole step, in CUDA graphs; a chain of empty kernels takes {empty:.2f} us each")
@@ -155,7 +162,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ncu", default=shutil.which("ncu") or INSTALLED)
     parser.add_argument("--seconds", type=float, default=120.0, help="after which no other case is profiled")
     parser.add_argument("--json")
+    parser.add_argument("--show", type=Path, help="print the tables of a record and do nothing else")
     options = parser.parse_args(argv)
+    if options.show:
+        print_tables(json.loads(options.show.read_text()))
+        return
     if options.quick:
         options.cases = [parse_case(case) for case in QUICK]
 

@@ -156,14 +156,18 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_run(run):
+def test_a_run(run, tmp_path, capsys):
     status, record, printed = run()
     assert status == 0 and record["seconds"].keys() == {"compile", "time", "profile"}
     assert [len(region["kernels"]) for region in record["regions"]] == [1, 1, 1, 3, 1]
     verify = record["regions"][3]["kernels"][2]
     assert verify["bound"].startswith("latency: 24 %") and verify["gbps"] == pytest.approx(1e6 / 60 / 1e3)
     lines = printed.splitlines()
-    assert sum("no row folds (0 of 64)" in line for line in lines) == 1
+    assert sum(line.endswith("no row folds (0 of 64)") for line in lines) == 1
+    (longest,) = [line for line in lines if line.startswith("gdn N=4") and "latency" in line]
+    assert longest.partition(")")[2].split()[:7] == ["60.0", "49", "15", "24", "latency:", "24", "%"]
+    counters.main(["--show", str(tmp_path / "record.json")])
+    assert capsys.readouterr().out.strip() in printed
     # three kernels a layer and two a step of 8 layers
     (line,) = [line for line in lines if line.startswith("gdn N=4 chain batch 64  ")]
     assert line.split()[5:] == ["85.0", "3.2", "4.1", "31.0", "70.0", "-"]
