@@ -16,7 +16,7 @@ RESULTS = ROOT / "tests" / "bench" / "results"
 
 #: A bar group each, and the record it is of. The last is from before replay rewound states.
 MODELS = {
-    "Qwen3-Next-80B, two H200": "2026-11-22-h200-serving-qwen3-next-chain4.json",
+    "Qwen3-Next-80B, two H200": "2026-11-23-h200-serving-qwen3-next-chain4.json",
     "Nemotron-Nano-9B-v2, one H200": "2026-11-22-h200-serving-nemotron-chain4.json",
     "Qwen3.5-35B-A3B, one H200": "2026-11-21-h200-serving-qwen3.5-chain4.json",
 }

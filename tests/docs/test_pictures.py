@@ -35,14 +35,24 @@ def test_every_server_of_the_records_has_a_bar(pictures):
 
 
 def test_readmes_table_has_the_records_numbers(pictures):
-    """The row under the first plot: no speculation, SGLang's verify, its flag, replay."""
+    """The table under the first plot: no speculation, SGLang's verify, its flag, slots, replay."""
+    modes = ("none", "stock", "replayssm", "slots", "rewind")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    row = next(line for line in text.splitlines() if line.startswith("| requests in the same memory |"))
-    record = pictures.RESULTS / next(iter(pictures.MODELS.values()))
-    held = pictures.requests_in_memory(json.loads(record.read_text(encoding="utf-8")))
-    assert [int(number) for number in re.findall(r"\d+", row)] == [
-        held[mode] for mode in ("none", "stock", "replayssm", "rewind")
-    ]
+    record = json.loads((pictures.RESULTS / next(iter(pictures.MODELS.values()))).read_text(encoding="utf-8"))
+    held = pictures.requests_in_memory(record)
+    full = {load["mode"]: load for load in record["loads"] if load["concurrency"] == 256}
+    rows = {
+        "requests in the same memory": held,
+        "decode tokens/s, 256 requests": {
+            mode: load["server_log"]["decode_tokens_per_second"] for mode, load in full.items()
+        },
+        "output tokens/s of that whole run": {
+            mode: load["bench_serving"]["output_throughput"] for mode, load in full.items()
+        },
+    }
+    for name, measured in rows.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| {name} |")).removeprefix(f"| {name} |")
+        assert [int(number) for number in re.findall(r"\d+", row)] == [round(measured[mode]) for mode in modes]
 
 
 def test_the_plot_can_be_drawn(pictures, tmp_path):
