@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from . import adapters, logprobs, sleep
 from .scenario import Outcome, Request, Scenario
 
@@ -58,6 +60,7 @@ class Feeder:
         self._idle_steps = 0
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
+        self.memory: list[tuple[int, int]] = []
         self._adapters = adapters.by_name(scheduler)
         self._install()
 
@@ -126,6 +129,7 @@ class Feeder:
         if not self.todo:
             return False
         self._idle_steps = 0
+        self.memory.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))  # 0 without a GPU
         self._scenario = self.todo.pop(0)
         if self._scenario.flush and not self.scheduler.flush_cache():
             raise AssertionError("the idle scheduler refused to flush its cache")

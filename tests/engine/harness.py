@@ -189,6 +189,19 @@ def _report(spec: EngineSpec, what: str, log: Path) -> str:
     return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
 
 
+def run_beside_plain(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int = 4) -> list[Result]:
+    """Run engines on a GPU and at the same time the plain engine of each, whose runs `baseline` knows from then on."""
+    plain = {plain_spec(spec).key(): (plain_spec(spec), todo) for spec, todo in jobs}
+    results = run_all([*jobs, *plain.values()], at_once)
+    for result in results:
+        if isinstance(result, EngineError):
+            raise result
+    found = [result for result in results if isinstance(result, Result)]
+    for (_, todo), result in zip(plain.values(), found[len(jobs) :], strict=True):
+        remember(result, todo)
+    return found[: len(jobs)]
+
+
 def note(spec: EngineSpec, result: Result) -> None:
     print(
         f"\n  engine {spec.label}: build {result.seconds_to_build:.1f} s, run {result.seconds_to_run:.1f} s, "

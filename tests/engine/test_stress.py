@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from . import logprobs, stress
-from .harness import baseline, check_equal, run
+from .harness import baseline, check_equal, run, run_beside_plain
 from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, MIXED, Case, caches
 from .scenario import Scenario
 from .spec import Result
@@ -93,3 +93,30 @@ def test_with_prompts_of_thousands_of_tokens(family, cache, mode, checkpoint):
     room = {"max_total_tokens": 16_384, "chunked_prefill_size": 256, "timeout": 1800.0, "max_steps": 200_000}
     case = Case(family, "nextn-tree", cache, mode)
     _check(run(case.spec(checkpoint(family), record_live=False, **{**FEW_SLOTS[cache], **room}), todo), todo)
+
+
+def _growth(result: Result, requests: int) -> float:
+    """Bytes of the GPU in use that a request left behind: the last quarter of the waves against the second one."""
+    in_use = [used for used, _ in result.memory]
+    quarter = len(in_use) // 4
+    early, late = in_use[quarter : 2 * quarter], in_use[-quarter:]
+    return (sum(late) - sum(early)) / quarter / (requests * (len(in_use) - 2 * quarter) / len(in_use))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("cache", "mode"), [("rewind", "replay"), ("extra_buffer-overlap", "slots")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_for_long_on_a_gpu(family, cache, mode, checkpoint):
+    """With CUDA graphs and overlap. The memory that PyTorch has does not grow with the requests: a block of its
+    allocator, of which there is none under 512 bytes, is left by less than every other one."""
+    case = Case(family, CASES[family].algorithm, cache, mode)
+    todo = stress.waves(2, LONG, checkpoint.vocab)
+    changes = {**FEW_SLOTS[cache], "record_live": False, "timeout": 560.0, "max_steps": 200_000}
+    (result,) = run_beside_plain([(case.spec(checkpoint(family), device="cuda", **changes), todo)])
+    assert result.graphs > 0
+    _check(result, todo)
+    taken, growth = [total for _, total in result.memory], _growth(result, LONG)
+    print(f"; memory taken {taken[0]} to {taken[-1]} bytes, a request leaves {growth:.0f}", end="")
+    assert growth < 256
+    assert taken[-1] <= taken[len(taken) // 2], "the second half of the waves took more memory"
