@@ -38,7 +38,7 @@ from typing import Any
 
 import pytest
 
-from . import kits
+from . import kits, reloads
 from .conftest import NEWEST
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
 
@@ -420,6 +420,72 @@ def test_radix_attention(server, monkeypatch):
 
     monkeypatch.setattr(kit, "gen_radix_tree", small)
     kit.run_radix_attention_test(server.url)
+
+
+# ------------------------------------------------------------------------------------- several answers, other weights
+
+
+def say(server, asked: list[list[int]], **sampling: Any) -> list[dict[str, Any]]:
+    """SGLang's replies to the prompts, ``n`` after one another for each of them; greedy unless told."""
+    import requests
+
+    body = {"input_ids": asked, "return_logprob": True}
+    body["sampling_params"] = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True} | sampling
+    replies = requests.post(f"{server.url}/generate", json=body, timeout=600)
+    replies.raise_for_status()
+    return replies.json()
+
+
+def words(replies: list[dict[str, Any]]) -> list[list[int]]:
+    """The tokens of each reply."""
+    return [reply["output_ids"] for reply in replies]
+
+
+def test_greedy_answers_of_one_prompt_are_equal(server):
+    """Three a prompt, in one batch and from a cache of what their prompt left; and what one is told."""
+    asked = prompts(server, 2, 200)
+    alone = words(say(server, asked))
+    assert words(say(server, asked, n=3)) == [answer for answer in alone for _ in range(3)]
+    assert words(say(server, asked)) == alone
+
+
+def test_drawn_answers_of_one_prompt_are_their_own(server, request):
+    """Three a prompt at temperature 1: each one's log-probabilities are those of a prefill of just its own tokens."""
+    from sglang.test import kl_multiturn_utils as kl
+
+    asked = [prompt + tail for prompt, tail in zip(prompts(server, 4, 70), suffixes(4, 30, 6), strict=True)]
+    replies = say(server, asked, n=3, temperature=1)
+    answers = words(replies)
+    assert len(answers) == 12 and {len(answer) for answer in answers} == {24}
+    alike = [len({tuple(answer) for answer in answers[first : first + 3]}) == 1 for first in (0, 3, 6, 9)]
+    assert not all(alike), "nothing was drawn"
+    whole = [asked[i // 3] + answer for i, answer in enumerate(answers)]
+    said = [kl._extract_output_logprobs(reply) for reply in replies]
+    model, bound = server.case.model, server.case.kl
+    check = functools.partial(kl._replay_and_compare_kl, server.url, model, bound, whole, said, "n", batch_size=4)
+    server.record(request, kl_divergence=divergence(check))
+
+
+def test_other_weights_leave_nothing_of_the_first(server, tmp_path):
+    """`/update_weights_from_disk`: the same weights say the same, others say something else, and the first again."""
+    if server.case.data is not None:
+        pytest.skip("writes a copy of the model, a tiny one")
+    asked = prompts(server, 2, 200)
+    first = words(say(server, asked))
+    reloads.load(server.url, server.case.model)
+    assert words(say(server, asked)) == first
+
+    other = reloads.with_other_decays(Path(server.case.model), tmp_path / "other")
+    try:
+        reloads.load(server.url, other)
+        replies = say(server, asked)
+        assert {reply["meta_info"]["cached_tokens"] for reply in replies} == {0}, "the first weights' states were found"
+        changed = words(replies)
+        assert all(a != b for a, b in zip(changed, first, strict=True)), "the weights were not loaded"
+        assert words(say(server, asked)) == changed, "what was cached since is of other weights"
+    finally:
+        reloads.load(server.url, server.case.model)
+    assert words(say(server, asked)) == first
 
 
 # --------------------------------------------------------------------------------------------------- SGLang's own kits

@@ -117,6 +117,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         outcomes=feeder.outcomes,
         records=recorder.records,
         gaps=recorder.gaps,
+        memory=feeder.memory,
         insertions=recorder.insertions,
         steps=feeder.step,
         forwards=scheduler.forward_ct,

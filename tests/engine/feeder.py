@@ -10,7 +10,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import adapters, sleep
+import torch
+
+from . import adapters, logprobs, sleep
 from .scenario import Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -58,6 +60,7 @@ class Feeder:
         self._idle_steps = 0
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
+        self.memory: list[tuple[int, int]] = []
         self._adapters = adapters.by_name(scheduler)
         self._install()
 
@@ -83,6 +86,8 @@ class Feeder:
     def _on_output(self, output: Any, *_: Any) -> None:
         if type(output).__name__ == "AbortReq":
             self._abort_notices.add(output.rid)
+        elif type(output).__name__ == "UpdateWeightFromDiskReqOutput" and not output.success:
+            raise AssertionError(f"the weights were not loaded: {output.message}")
 
     @property
     def released_bytes(self) -> int:
@@ -103,7 +108,8 @@ class Feeder:
             return list(local_reqs)
         if self._first:  # one a turn, with a turn of an idle scheduler between them
             self._start = self.step + 1
-            self._free_bytes.append(sleep.free_bytes())
+            if self._scenario.sleep:
+                self._free_bytes.append(sleep.free_bytes())
             return [*local_reqs, self._first.pop(0)]
         messages = [*local_reqs, *self._arrivals(), *self._aborts()]
         self._check_progress(bool(messages))
@@ -123,11 +129,13 @@ class Feeder:
         if not self.todo:
             return False
         self._idle_steps = 0
+        self.memory.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))  # 0 without a GPU
         self._scenario = self.todo.pop(0)
         if self._scenario.flush and not self.scheduler.flush_cache():
             raise AssertionError("the idle scheduler refused to flush its cache")
-        if self._scenario.sleep:
-            self._first = sleep.messages()
+        self._first = sleep.messages() if self._scenario.sleep else []
+        if self._scenario.weights is not None:
+            self._first.append(_load(self._scenario.weights))
         self._start, self._sent, self._abort_sent = self.step, {}, set()
         return True
 
@@ -138,6 +146,9 @@ class Feeder:
             self.outcomes[key] = Outcome(
                 prompt=self._prompts[self._key(rid)],
                 tokens=list(req.output_ids_through_stop),
+                prompt_logprobs=logprobs.of_prompt(req),
+                logprobs=logprobs.of_answer(req),
+                free=self._sent[rid].free,
                 finish=reason["type"],
                 aborted=reason["type"] == "abort",
                 cached_tokens=req.cached_tokens,
@@ -222,6 +233,7 @@ class Feeder:
         params = SamplingParams(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature,
+            frequency_penalty=request.penalty,
             stop=stop,
             stop_token_ids=stop_token_ids,
             regex=None if request.grammar is None else str(request.grammar),
@@ -242,8 +254,8 @@ class Feeder:
             mm_inputs=None,
             token_type_ids=None,
             sampling_params=params,
-            return_logprob=False,
-            logprob_start_len=-1,
+            return_logprob=request.logprobs is not None,
+            logprob_start_len=-1 if request.logprobs is None else request.logprobs,
             top_logprobs_num=0,
             token_ids_logprob=None,
             stream=False,
@@ -283,3 +295,10 @@ class Feeder:
             parts.append(f"{request.rid}: {state}, {len(self._tokens(request.rid))} tokens")
         waiting, running = len(self.scheduler.waiting_queue), self.scheduler.running_batch.batch_size()
         return f"scenario {self._scenario.name}: {'; '.join(parts)} (waiting {waiting}, running {running})"
+
+
+def _load(folder: str) -> Any:
+    """What a server is sent that shall load a folder's weights; it flushes its cache then."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    return UpdateWeightFromDiskReqInput(model_path=folder, load_format="auto", flush_cache=True)

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import cuda_ops, ranks
+from . import cuda_ops, logprobs, ranks
 from .child import child_main
 from .nursery import Nursery
-from .scenario import Request, Scenario
+from .scenario import Outcome, Request, Scenario
 from .spec import EngineSpec, Result
 from .states import Comparison, Prefix, State, as_tokens, compare
 
@@ -189,6 +189,19 @@ def _report(spec: EngineSpec, what: str, log: Path) -> str:
     return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
 
 
+def run_beside_plain(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int = 4) -> list[Result]:
+    """Run engines on a GPU and at the same time the plain engine of each, whose runs `baseline` knows from then on."""
+    plain = {plain_spec(spec).key(): (plain_spec(spec), todo) for spec, todo in jobs}
+    results = run_all([*jobs, *plain.values()], at_once)
+    for result in results:
+        if isinstance(result, EngineError):
+            raise result
+    found = [result for result in results if isinstance(result, Result)]
+    for (_, todo), result in zip(plain.values(), found[len(jobs) :], strict=True):
+        remember(result, todo)
+    return found[: len(jobs)]
+
+
 def note(spec: EngineSpec, result: Result) -> None:
     print(
         f"\n  engine {spec.label}: build {result.seconds_to_build:.1f} s, run {result.seconds_to_run:.1f} s, "
@@ -283,6 +296,10 @@ def token_differences(result: Result, wanted: Result) -> list[str]:
         if got.prompt != want.prompt:
             lines.append(f"{key}: prompt differs (an earlier turn's output did)")
             continue
+        if want.free:
+            continue
+        if off := _logprobs_differ(got, want):
+            lines.append(f"{key}: {off}")
         a, b = got.tokens, want.tokens
         if got.aborted and want.aborted:  # where an abort lands depends on the step, and a step yields several tokens
             n = min(len(a), len(b))
@@ -293,6 +310,15 @@ def token_differences(result: Result, wanted: Result) -> list[str]:
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             lines.append(f"{key}: tokens differ from position {at}: {a[at : at + 6]} not {b[at : at + 6]}")
     return lines
+
+
+def _logprobs_differ(got: Outcome, want: Outcome) -> str:
+    """What is wrong with the log-probabilities that were asked for, "" if nothing is."""
+    said = min(len(got.logprobs), len(want.logprobs)) if got.aborted and want.aborted else None
+    answer = logprobs.difference(got.logprobs[:said], want.logprobs[:said])
+    prompt = logprobs.difference(got.prompt_logprobs, want.prompt_logprobs)
+    worst = max(answer, 0.0 if got.aborted else prompt)
+    return f"log-probabilities differ by {worst:.1e}" if worst > logprobs.BOUND else ""
 
 
 def compare_states(result: Result, bound: float = STATE_BOUND) -> Comparison:

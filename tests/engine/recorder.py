@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .host import HostWatch
-from .states import Prefix, Record, as_prefix, read_given, read_state
+from .states import Prefix, Record, as_prefix, name_of, read_given, read_state
 
 
 def slot_of(req: Any) -> torch.Tensor | None:
@@ -36,7 +36,7 @@ class Recorder:
         self.scheduler = scheduler
         self.pool = scheduler.req_to_token_pool.mamba_pool
         self.records: list[Record] = []
-        self.gaps: dict[Prefix, float] = {}
+        self.gaps: dict[bytes, float] = {}
         self._plain = scheduler.spec_algorithm.is_none() and not scheduler.enable_overlap
         self.live = live
         self.step = 0
@@ -95,7 +95,7 @@ class Recorder:
         extend = batch.forward_mode.is_extend()
         for req, gap in zip(batch.reqs, (best[:, 0] - best[:, 1]).tolist(), strict=True):
             tokens = req.get_fill_ids() if extend else [*req.origin_input_ids, *req.output_ids]
-            self.gaps[as_prefix(tokens)] = gap
+            self.gaps[name_of(tokens)] = gap
 
     def _wrap_process(self, process):
         def wrapped(batch, result, *args, **kwargs):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .spec import Result
-from .states import as_prefix, relative_error
+from .states import name_of, relative_error
 
 FACTOR = 2.0
 
@@ -57,7 +57,7 @@ def token_differences(result: Result, wanted: Result, tie: float) -> tuple[list[
         if at is None:
             wrong.append(f"{key}: {len(got.tokens)} tokens, not {len(want.tokens)}")
             continue
-        lead = wanted.gaps[as_prefix([*want.prompt, *want.tokens[:at]])]
+        lead = wanted.gaps[name_of([*want.prompt, *want.tokens[:at]])]
         line = f"{key}: {got.tokens[at]} not {want.tokens[at]} at position {at}, which led by {lead:.2e}"
         (ties if lead < tie else wrong).append(line)
     return wrong, ties

@@ -18,8 +18,13 @@ class Request:
     Arrival: once all of ``at_step`` (event-loop steps since the scenario began), ``after`` (that request finished) and
     ``when`` = (rid, n) (that request has emitted n tokens) hold. With ``continues`` the prompt is that request's
     prompt + its output + ``prompt``: a follow-up turn (it implies ``after``). Requests share cached prefixes only with
-    those of the same ``salt`` and LoRA ``adapter``. Tokens are drawn at ``temperature``. In a ``session`` SGLang itself
-    keeps what the request continues, and is sent the rest.
+    those of the same ``salt`` and LoRA ``adapter``. In a ``session`` SGLang itself keeps what the request continues,
+    and is sent the rest. ``logprobs`` asks for log-probabilities, of the prompt's tokens from that one on and of the
+    answer's.
+
+    Tokens are drawn at ``temperature``, and lose ``penalty`` for each time they were said (SGLang's frequency penalty,
+    which a verify applies to all its drafts as it stands at the root). Either makes a request ``free``: what it says
+    hangs on more than its prompt, and is not compared.
 
     Ends: ``max_new_tokens``; an abort after n emitted tokens (``abort_after``) or n steps after its arrival
     (``abort_at_step``; 0 catches it in the queue, 1 or 2 in its prefill chunks); ``stop_like`` = (rid, i): the stop
@@ -40,21 +45,29 @@ class Request:
     stop_token_like: tuple[str, int] | None = None
     grammar: int | None = None
     temperature: float = 0.0
+    penalty: float = 0.0
+    logprobs: int | None = None
     salt: str | None = None
     adapter: str | None = None
     session: str | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether its tokens may be others in another engine."""
+        return bool(self.temperature or self.penalty)
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Requests that run together. ``flush`` empties the radix cache and the pools before it begins; ``sleep`` gives
-    their memory back and takes it again. Its sessions are opened with their first requests, as ``streaming`` ones or
-    plain, and closed at the end."""
+    their memory back and takes it again; ``weights`` is a folder whose weights are loaded before. Its sessions are
+    opened with their first requests, as ``streaming`` ones or plain, and closed at the end."""
 
     name: str
     requests: tuple[Request, ...]
     flush: bool = False
     sleep: bool = False
+    weights: str | None = None
     streaming: bool = False
 
     def __post_init__(self):
@@ -70,10 +83,14 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What became of one request."""
+    """What became of one request. ``prompt_logprobs`` and ``logprobs``, in nats, are empty where none were asked for;
+    ``free`` is the request's."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    free: bool = False
     finish: str = ""
     aborted: bool = False
     cached_tokens: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 from . import cuda_ops
 from .foresight import Text
 from .scenario import Outcome, mean_accept_length
-from .states import Prefix, Record, Shards
+from .states import Record, Shards
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class EngineSpec:
 class Result:
     """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time.
 
-    ``gaps`` (of plain engines) says, for every prefix a token was chosen after, by how much its logit led the next one.
+    ``gaps`` (of plain engines) says, by the name of every prefix a token was chosen after (`states.name_of`), by how
+    much its logit led the next one. ``memory`` is what PyTorch has of a GPU before each scenario, in bytes: (in use,
+    taken).
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
     ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
@@ -140,7 +142,8 @@ class Result:
     spec: EngineSpec
     outcomes: dict[str, Outcome]
     records: list[Record]
-    gaps: dict[Prefix, float]
+    gaps: dict[bytes, float]
+    memory: list[tuple[int, int]]
     insertions: int
     steps: int
     forwards: int

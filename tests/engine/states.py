@@ -8,6 +8,7 @@ the state a plain, cache-less, non-speculative run has for the same prefix.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ def as_tokens(prefix: Prefix) -> list[int]:
     tokens = array("q")
     tokens.frombytes(prefix)
     return tokens.tolist()
+
+
+def name_of(token_ids) -> bytes:
+    """16 bytes that stand for a token sequence where every one of a long answer's is kept."""
+    return hashlib.blake2b(as_prefix(token_ids), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

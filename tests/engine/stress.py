@@ -1,13 +1,14 @@
 """Requests as a busy server meets them: random lengths, arrivals and ends, prefixes shared and conversations resumed.
 
 All of it is drawn from a seed. What a request asks for never depends on how fast an engine is, so every engine answers
-the same; only where an abort lands may differ (`harness.token_differences`).
+the same; only where an abort lands may differ (`harness.token_differences`), and what is drawn or penalised
+(`Request.free`), beside which everything else must be the same.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .scenario import Request, Scenario
 from .scenarios import repetitive, tokens
@@ -18,13 +19,21 @@ END = 24
 
 @dataclass(frozen=True)
 class Mix:
-    """Shares of requests; what is left over is asked plainly. ``longest`` prompt in tokens, before what it resumes."""
+    """Shares of requests; what is left over is asked plainly. ``longest`` prompt in tokens, before what it resumes.
+
+    ``several`` answers of one prompt are asked as SGLang asks them: the prompt first, then as many requests at once.
+    ``scored`` requests want log-probabilities.
+    """
 
     resumed: float = 0.3
     repeated: float = 0.1
     aborted: float = 0.12
     stopped: float = 0.12
     constrained: float = 0.1
+    drawn: float = 0.04
+    penalised: float = 0.04
+    several: float = 0.05
+    scored: float = 0.2
     longest: int = 300
 
 
@@ -42,10 +51,18 @@ def waves(seed: int, count: int, vocab: int, size: int = 40, mix: Mix = Mix()) -
 def _requests(rng: random.Random, count: int, vocab: int, mix: Mix) -> list[Request]:
     systems = [tokens(rng.randrange(10**6), rng.choice((16, 48, 64, 65, 130)), vocab) for _ in range(3)]
     step, asked = 0, []
-    for i in range(count):
+    while len(asked) < count:
         step += rng.choice((0, 0, 0, 1, 1, 3, 8))
-        asked.append(_request(rng, f"r{i}", step, asked, systems, vocab, mix))
-    return asked
+        request = _request(rng, f"r{len(asked)}", step, asked, systems, vocab, mix)
+        several = _is_plain(request) and rng.random() < mix.several
+        asked += _several(request, rng.choice((2, 3))) if several else [request]
+    return asked[:count]
+
+
+def _several(request: Request, n: int) -> list[Request]:
+    """The prompt alone, and ``n`` answers of it."""
+    prompt = replace(request, rid=f"{request.rid}p", max_new_tokens=0, logprobs=None)
+    return [prompt, *(replace(request, rid=f"{request.rid}n{i}", after=prompt.rid) for i in range(n))]
 
 
 def _request(rng, rid, step, asked, systems, vocab, mix: Mix) -> Request:
@@ -83,12 +100,19 @@ def _ending(rng, request: Request, plain: list[Request], mix: Mix) -> Request:
         stop = rng.choice(("stop_like", "stop_token_like"))
         same = {"prompt": like.prompt, "continues": like.continues, "after": like.rid}
         fields |= same | {stop: (like.rid, rng.randint(1, 6)), "max_new_tokens": 30}
-    elif kind < mix.aborted + mix.stopped + mix.constrained:
+    elif kind < (constrained := mix.aborted + mix.stopped + mix.constrained):
         fields |= {"grammar": rng.randint(1, END - 1), "max_new_tokens": END + 4}
+    elif kind < constrained + mix.drawn:
+        fields |= {"temperature": 1.0}
+    elif kind < constrained + mix.drawn + mix.penalised:
+        fields |= {"penalty": rng.choice((0.5, 1.5))}
+    if rng.random() < mix.scored:
+        # from the start (which hides what is cached), or the answer's alone
+        fields |= {"logprobs": rng.choice((-1, -1, 0))}
     return Request(**fields)
 
 
 def _is_plain(request: Request) -> bool:
-    """Whether it has exactly as many tokens as it asks for, in every engine."""
+    """Whether it has exactly as many tokens as it asks for, and the same in every engine."""
     ends = (request.abort_after, request.abort_at_step, request.stop_like, request.stop_token_like, request.grammar)
-    return all(end is None for end in ends)
+    return all(end is None for end in ends) and not request.free and request.max_new_tokens > 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 
 import pytest
 
@@ -32,10 +33,24 @@ def _cells() -> list:
 
 @pytest.mark.parametrize(("family", "mode", "dtype"), _cells())
 def test_no_farther_off_than_stock(family, mode, dtype, checkpoint):
-    todo = [scenarios.turns(checkpoint.vocab)]
+    _check(Case(family, narrow.ALGORITHM[family], CACHE[family], mode), CACHE[family], dtype, checkpoint)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.metadata.version("sglang") == "0.5.17", reason="its allocator of pages is a GPU kernel")
+@pytest.mark.parametrize("cache", ["rewind", "extra_buffer-overlap"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_over_pages_of_64(family, cache, checkpoint):
+    """What a Blackwell GPU's server begins with. Stock cannot rewind."""
+    case = Case(family, "nextn-chain", cache, "replay")  # on a CPU SGLang verifies trees over single tokens only
+    _check(case, "extra_buffer-overlap", "bfloat16", checkpoint, page_size=64, track_interval=64)
+
+
+def _check(case: Case, cache: str, dtype: str, checkpoint, **changes) -> None:
+    """Against stock's verify under ``cache``, and against a float32 engine."""
+    todo, model = [scenarios.turns(checkpoint.vocab)], checkpoint(case.family)
     extra = {"extra": {"mamba_ssm_dtype": dtype}}
-    case = Case(family, narrow.ALGORITHM[family], CACHE[family], mode)
-    result = _run(case.spec(checkpoint(family), **extra), todo)
-    stock = _run(dataclasses.replace(case, mode="off").spec(checkpoint(family), **extra), todo)
+    result = _run(case.spec(model, **extra, **changes), todo)
+    stock = _run(dataclasses.replace(case, mode="off", cache=cache).spec(model, **extra, **changes), todo)
     plain = _run(dataclasses.replace(plain_spec(result.spec), **extra), todo)
     narrow.check(result, stock, baseline(result.spec, todo), plain, dtype)

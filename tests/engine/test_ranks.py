@@ -10,7 +10,7 @@ import torch
 
 from . import ranks, scenarios
 from .harness import STATE_BOUND, EngineError, baseline, check_equal, compare_states, run, token_differences
-from .matrix import FAMILIES, IN_FULL, Case
+from .matrix import FAMILIES, IN_FULL, Case, caches
 from .scenario import Request, Scenario
 from .spec import EngineSpec
 from .states import Record, Shards, State, as_prefix, relative_error
@@ -23,9 +23,11 @@ CELLS = (
     ("gdn", "nextn-chain", "no_buffer"),
     ("gdn", "nextn-tree", "extra_buffer-overlap"),
     ("gdn", "ngram-tree", "extra_buffer_lazy"),
+    ("gdn", "nextn-tree", "rewind"),
     ("mamba2", "nextn-chain", "extra_buffer_lazy"),
     ("mamba2", "nextn-tree", "no_buffer"),
     ("mamba2", "ngram-tree", "extra_buffer-overlap"),
+    ("mamba2", "ngram-tree", "rewind"),
     ("granite4", "ngram-tree", "extra_buffer-overlap"),
     ("granite4", "ngram-chain", "no_buffer"),
     ("qwen3_5_moe", "nextn-chain", "no_buffer"),
@@ -33,13 +35,14 @@ CELLS = (
 
 FAST = {
     ("gdn", "nextn-tree", "extra_buffer-overlap", "replay"),
+    ("gdn", "nextn-tree", "rewind", "replay"),
     ("granite4", "ngram-tree", "extra_buffer-overlap", "replay"),
 }
-"""An engine a family."""
+"""An engine a family, and one that rewinds."""
 
 
 def _cells() -> list:
-    cells = [(*cell, mode) for cell in CELLS for mode in IN_FULL]
+    cells = [(*cell, mode) for cell in CELLS for mode in IN_FULL if cell[-1] in caches(mode)]
     return [pytest.param(*cell, id="-".join(cell), marks=() if cell in FAST else pytest.mark.slow) for cell in cells]
 
 

@@ -10,7 +10,7 @@ import torch
 from .cuda_ops import split_qkvzba
 from .rounding import spread, token_differences
 from .scenario import Outcome
-from .states import Record, State, as_prefix
+from .states import Record, State, as_prefix, name_of
 
 
 def _run(tokens: list[int], *, leads: dict[int, float], scale: float = 1.0):
@@ -19,7 +19,7 @@ def _run(tokens: list[int], *, leads: dict[int, float], scale: float = 1.0):
     return SimpleNamespace(
         outcomes={"s/r": Outcome(prompt=[1, 2], tokens=tokens, finish="length")},
         records=[Record("decode", "r", as_prefix([1, 2, *tokens]), state)],
-        gaps={as_prefix([1, 2, *tokens[:n]]): lead for n, lead in leads.items()},
+        gaps={name_of([1, 2, *tokens[:n]]): lead for n, lead in leads.items()},
     )
 
 

@@ -1,0 +1,66 @@
+"""Weights loaded into a running server: it serves as one that was started with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from . import models, scenarios
+from .harness import check_equal, run
+from .matrix import FAMILIES, IN_FULL, Case, marks
+from .scenario import Scenario
+from .spec import Result
+
+CELL = {"gdn": ("nextn-tree", "rewind"), "mamba2": ("nextn-chain", "extra_buffer-overlap")}
+"""Drafts of a model: 0.5.17 ends where NGRAM is told to load weights, which it has none of."""
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """``others(family)`` is the folder of a checkpoint like `checkpoint`'s with other weights."""
+    return lambda family: str(models.WRITERS[family](tmp_path_factory.mktemp("others") / family, seed=1))
+
+
+def _few_turns(vocab: int) -> Scenario:
+    turns = scenarios.turns(vocab)
+    return dataclasses.replace(turns, requests=turns.requests[:3])
+
+
+def _part(result: Result, scenario: Scenario, model: str) -> Result:
+    """What the run showed in one scenario, as of an engine of ``model``."""
+    outcomes = {key: each for key, each in result.outcomes.items() if key.startswith(f"{scenario.name}/")}
+    records = [record for record in result.records if f"{scenario.name}/" in record.where]
+    return dataclasses.replace(
+        result, spec=dataclasses.replace(result.spec, model=model), outcomes=outcomes, records=records
+    )
+
+
+def _cells() -> list:
+    every = itertools.product(FAMILIES, IN_FULL)
+    return [pytest.param(*each, marks=marks(each[1], quick=each[1] == "replay")) for each in every]
+
+
+@pytest.mark.parametrize(("family", "mode"), _cells())
+def test_serves_as_one_started_with_them(family, mode, checkpoint, others):
+    """The same conversations with the first weights, with others and with the first again: tokens and states are those
+    of a plain engine of either, so nothing is left of the weights before."""
+    algorithm, cache = CELL[family]
+    case = Case(family, algorithm, cache if mode == "replay" else "extra_buffer-overlap", mode)
+    first, other = checkpoint(family), others(family)
+    turns = _few_turns(checkpoint.vocab)
+    asked = [
+        dataclasses.replace(turns, name="first"),
+        dataclasses.replace(turns, name="other", weights=other),
+        dataclasses.replace(turns, name="again", weights=first),
+    ]
+    result = run(case.spec(first), asked)
+    compared = 0
+    for scenario, model in zip(asked, (first, other, first), strict=True):
+        part = _part(result, scenario, model)
+        assert part.outcomes and part.cached_tokens > 0
+        compared += check_equal(part, [dataclasses.replace(scenario, weights=None)]).compared
+    assert compared == len(result.records)
+    said = {name: [result.outcomes[f"{name}/{r.rid}"].tokens for r in turns.requests] for name in ("first", "other")}
+    assert all(a != b for a, b in zip(*said.values(), strict=True)), "the other weights say the same"
