@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -19,6 +20,8 @@ MODELS = Path(__file__).parents[2] / "launch" / "models"
 FAMILIES = {"gdn": MODELS / "tiny-gdn", "mamba2": MODELS / "tiny-mamba2"}
 MEMORY, FRACTION = 0.125, 0.75  # GiB
 NODES = 4
+NEWEST = "0.5.23"
+"""The SGLang that README's table is of."""
 WAYS = {"no speculation": "off", "SGLang's verify": "off", "slots": "slots", "replay": "replay"}
 
 pytestmark = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="forks CPU engines")
@@ -285,8 +288,9 @@ def test_a_gpu_may_be_said_in_full():
     assert options.gpu == "NVIDIA H200"
 
 
-def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked):
-    """Of a version that holds its records for all requests asked for, too, without a word on how many these are."""
+def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked, sglang):
+    """Of a version that holds its records for all requests asked for, too, without a word on how many these are.
+    README's table has the newest one's numbers."""
     shape = MODELS.with_name("shapes") / "qwen3-next-80b"
     argv = ["--model-path", str(shape), "--gpu-memory", "140", "--tp", "2", "--radix-strategy", "extra_buffer"]
 
@@ -305,6 +309,14 @@ def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked):
     assert not flag["why"]
     assert rows["SGLang's verify"]["requests"] < flag["requests"] < rows["no speculation"]["requests"]
     assert with_one_more <= flag["requests"]
+
+    if sglang != NEWEST:
+        return
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for way, row in rows.items():
+        start = {"ReplaySSM flag": "SGLang's ReplaySSM flag", "replay": "`replay`", "slots": "`slots`"}.get(way, way)
+        (line,) = re.findall(rf"^\| {re.escape(start)} \|.* (\d+) \(5\) \|", readme, re.MULTILINE)
+        assert int(line) == row["requests"], f"README's table of requests, {way}"
 
 
 def _requests_of_the_flag(advice: arithmetic.Advice) -> int:

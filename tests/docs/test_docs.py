@@ -51,10 +51,11 @@ def test_links_and_paths_lead_somewhere(page):
     assert not lost
 
 
-def test_a_promise_names_a_test_that_is_there():
-    """On each line of docs/security.md a test stands in one of the files that the line names."""
-    lines = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
-    promises = [line for line in lines if "`tests/" in line]
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "security.md"], ids=page_id)
+def test_a_promise_names_a_test_that_is_there(page):
+    """On each line of a table of promises a test stands in one of the files that the line names."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    promises = [line for line in lines if line.startswith("|") and re.search(r"`tests/[\w/]+\.py`", line)]
     assert len(promises) > 10
     for line in promises:
         tests = re.findall(r"`(test_\w+)`", line)
