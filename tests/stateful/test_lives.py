@@ -7,11 +7,13 @@ the host, retracts, aborts, finishes and recycles slots and rows, as SGLang does
 must be the naive one. Every path that could leave a stale pending count, a wrong window position, an index into
 somebody else's draft slots, a stale layout bit or an unsettled slot is in here.
 
-`RANDOM_LIVES=5000` in the environment lives so many of each kind, of up to 40 steps, where 160 do in CI.
+`RANDOM_LIVES=5000` in the environment lives so many of each kind, of up to 40 steps, where 160 do in CI. How many
+steps they took is printed (``pytest -s``).
 """
 
 from __future__ import annotations
 
+import collections
 import os
 from types import SimpleNamespace
 from unittest import mock
@@ -33,6 +35,15 @@ SIZES = Sizes()
 SLOTS, ROWS, NODES, PADDING = 9, 4, 4, 1
 KV = 1
 FAMILY, LAYOUT = st.sampled_from(sorted(MODELS)), st.sampled_from(["vk", "kv"])
+
+STEPS: collections.Counter[str] = collections.Counter()
+"""Of all lives, by their kind; what must hold was looked at after each."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _steps_are_told():
+    yield
+    print("\nsteps:", ", ".join(f"{kind} {count}" for kind, count in STEPS.items()))
 
 
 def _build(pool_class: type, layout: str, nodes: int = NODES):
@@ -391,6 +402,7 @@ class Lives(RuleBasedStateMachine):
     def states_are_the_naive_ones(self) -> None:
         if not hasattr(self, "pool"):
             return
+        STEPS[type(self).__name__] += 1
         # the next forward brings these to their lengths
         waiting = {int(slot) for slot, _ in getattr(self.pool, "queue", ())}
         for slot, state in self.cached.items():
