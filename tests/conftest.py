@@ -13,7 +13,8 @@ import pytest
 MARKERS = {
     "gpu": "needs a CUDA device (deselected without one)",
     "slow": "outside the fast subset (deselected without --slow or -m slow)",
-    "once": "takes long and asks nothing of SGLang's version: deselected but on the newest one and with --slow",
+    "once": "takes long and asks nothing of SGLang's version: deselected but on the newest one, on GPUs "
+    "and with --slow",
 }
 
 NEWEST = max(Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"), key=lambda lock: lock.stem).stem
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
     left_out = set() if slow or "slow" in (config.getoption("-m") or "") else {"slow"}
     if not _has_gpu():
         left_out.add("gpu")
-    if not _is_newest() and not slow:
+    if not (_is_newest() or _has_gpu() or slow):
         left_out.add("once")
     leaving = [item for item in items if left_out & item.keywords.keys()]
     if leaving:
