@@ -83,6 +83,7 @@ class PrefillFeeder:
 
         self._wire, self._scheduler, self._asked_all = wire, scheduler, False
         self.outcomes: dict[str, Any] = {}
+        self.memory: list[tuple[int, int]] = []
         self.step, self.released_bytes = 0, 0
         scheduler.tokenizer = PlainTokenizer()
         scheduler.request_receiver = self
