@@ -125,6 +125,8 @@ elif "launch__registers" in sys.argv[sys.argv.index("--metrics") + 1]:
 CHILD = """
 import json, sys
 from pathlib import Path
+
+pytestmark = pytest.mark.once  # nothing of SGLang is in it
 what, cases, out = sys.argv[1:4]
 if what == "time":
     Path(out).write_text(json.dumps({times!r}))

@@ -10,6 +10,8 @@ import on_gpus
 import pytest
 from on_gpus import JOBS, ROOT, Job, Runner, places
 
+pytestmark = pytest.mark.once  # nothing of SGLang is in it
+
 
 def python(code: str, **fields) -> Job:
     return Job((sys.executable, "-c", code), **fields)

@@ -15,7 +15,10 @@ import counted
 import step
 from cases import GdnShape, Mamba2Shape
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run it on")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run it on"),
+]
 
 SHAPES = {"gdn": GdnShape(H=1, HV=2, K=32, V=64), "mamba2": Mamba2Shape(nheads=2, headdim=64, dstate=32, ngroups=1)}
 
