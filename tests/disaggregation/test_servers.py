@@ -94,6 +94,7 @@ def test_sglangs_parity_kit(pair, prompts):
     Parity("test_logprob_parity").debug()
 
 
+@pytest.mark.slow
 def test_a_killed_prefill_server_loses_no_decode_request(pair, prompts):
     """What decodes is answered to its end, as one server answers it; and with another prefill server it goes on."""
     wanted = [each["text"] for each in answers(pair.one, prompts, LONG)]
