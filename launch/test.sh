@@ -102,6 +102,14 @@ while [ "$running" -gt 0 ]; do
     running=$((running - 1))
 done
 
+# What failed and why stands last: whoever keeps only the end of a long output needs that part. Of each failure pytest's
+# heading and the first lines of its reason.
+for log in "$logs"/*; do
+    name="${log##*/}"
+    awk '/^(_+|=+) (ERROR|FAILURES|test_|Test).* (_+|=+)$/ || /^(FAILED|ERROR) / { print; lines = 0 }
+         /^E  / && lines++ < 12 { print substr($0, 1, 300) }' "$log" | sed "s/^/[${name%.????}] /"
+done
+
 count() { grep -hE '(passed|failed|error|skipped).* in [0-9.]+s' "$logs"/* 2>/dev/null | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
 printf '%d passed, %d failed, %d skipped\n' "$(count passed)" "$(($(count failed) + $(count error)))" "$(count skipped)"
 exit $failed
