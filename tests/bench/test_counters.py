@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import counters
 import ncu
 
+pytestmark = pytest.mark.once  # nothing of SGLang is in it
+
 COLUMNS = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size"]
 UNITS = {"gpu__time_duration.sum": "nsecond", "dram__bytes_read.sum": "byte"}
 
@@ -125,8 +127,6 @@ elif "launch__registers" in sys.argv[sys.argv.index("--metrics") + 1]:
 CHILD = """
 import json, sys
 from pathlib import Path
-
-pytestmark = pytest.mark.once  # nothing of SGLang is in it
 what, cases, out = sys.argv[1:4]
 if what == "time":
     Path(out).write_text(json.dumps({times!r}))

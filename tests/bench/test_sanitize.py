@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
 import sanitizer
 
+pytestmark = pytest.mark.once  # nothing of SGLang is in it
+
 ROOT = Path(__file__).parents[2]
 
 MEMCHECK = """\
@@ -107,8 +109,6 @@ def test_without_cache(): assert os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"
 STAND_IN = """#!{python}
 import subprocess, sys
 from pathlib import Path
-
-pytestmark = pytest.mark.once  # nothing of SGLang is in it
 log = Path(sys.argv[sys.argv.index("--log-file") + 1])
 status = 0 if "-c" in sys.argv else subprocess.run(sys.argv[sys.argv.index({python!r}):]).returncode
 log.write_text({log!r})
