@@ -10,8 +10,10 @@ import argparse
 import json
 import os
 import shlex
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +170,17 @@ def advise(options: argparse.Namespace) -> Advice:
 
 def _largest_that_leaves_enough(with_fraction: Callable[[float], Advice], gpu_memory: float) -> Advice | None:
     """With the largest fraction below the usual one, in hundredths; None if there is none. Fewer requests take less."""
-    found, lowest, highest = None, 1, round(100 * FRACTION) - 1
-    while lowest <= highest:
-        middle = (lowest + highest + 1) // 2
+
+    def takes_too_much(hundredths: int) -> bool:
         try:
-            tried = with_fraction(middle / 100)
+            return not with_fraction(hundredths / 100).enough(gpu_memory)
         except MtpError:  # nothing fits
-            lowest = middle + 1
-            continue
-        if tried.enough(gpu_memory):
-            found, lowest = tried, middle + 1
-        else:
-            highest = middle - 1
-    return found
+            return False
+
+    try:
+        return with_fraction(bisect_left(range(1, round(100 * FRACTION)), True, key=takes_too_much) / 100)
+    except MtpError:
+        return None
 
 
 def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, weights: float) -> Iterator[Row]:
@@ -205,43 +205,36 @@ def _rows(options: argparse.Namespace, plain: Any, family: str, memory: float, w
                 replayssm=way.replayssm,
             )
 
-            def with_room_for(requests: int, setting: Any = setting, way: Way = way, strategy: str = strategy) -> Row:
-                asked = replace(setting, max_requests=requests)
-                return _row(options, asked, way, strategy, family, memory, weights)
-
+            row = partial(_row, options, way, strategy, family, memory, weights)
             try:
                 if way.replayssm and options.max_running_requests is None:
-                    yield _fullest(with_room_for)
+                    yield _fullest(row, setting)
                 else:
-                    yield with_room_for(setting.max_requests)
+                    yield row(setting)
             except (MtpError, RuntimeError) as error:
                 yield Row(way.name, strategy, why=str(error).strip().split("\n")[0])
 
 
-def _fullest(with_room_for: Callable[[int], Row]) -> Row:
+def _fullest(row: Callable[[Any], Row], setting: Any) -> Row:
     """The row of the most requests asked for that all run. SGLang from 0.5.20 on holds the flag's records for all that
     are asked for, so what is asked for takes room from slots.
 
     Raises
-        MtpError, RuntimeError: as ``with_room_for(1)``.
+        MtpError, RuntimeError: as ``row``, for one request.
     """
-    best, lowest, highest = with_room_for(1), 2, AS_MANY_AS_FIT
-    while lowest <= highest:
-        middle = (lowest + highest) // 2
+
+    def does_not_run(requests: int) -> bool:
         try:
-            found = with_room_for(middle)
+            return row(replace(setting, max_requests=requests)).requests < requests
         except (MtpError, RuntimeError):
-            highest = middle - 1
-            continue
-        if found.requests >= middle:
-            best, lowest = found, middle + 1
-        else:
-            highest = middle - 1
-    return best
+            return True
+
+    found = bisect_left(range(1, AS_MANY_AS_FIT + 1), True, key=does_not_run)
+    return row(replace(setting, max_requests=max(1, found)))
 
 
 def _row(
-    options: argparse.Namespace, setting: Any, way: Way, strategy: str, family: str, memory: float, weights: float
+    options: argparse.Namespace, way: Way, strategy: str, family: str, memory: float, weights: float, setting: Any
 ) -> Row:
     rewinds_to = int(strategy == names.REWIND)  # the advice is for pages of one token
     if rewinds_to:

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from . import cpu, names
 from .advice import GIB, MIB, STRATEGIES, Advice, advise
 from .costs.beside import WORKSPACES
-from .costs.step import DEFAULT_MACHINE, MACHINES
+from .costs.step import DEFAULT_MACHINE, MACHINES, known_machine
 from .errors import MtpError
 
 
@@ -54,12 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="--dtype (default auto)")
     add("--context-len", type=_whole(1), help="--context-length")
     add("--max-running-requests", type=_whole(1), help="requests asked for (default: as many as fit)")
-    add(
-        "--request-tokens",
-        type=_whole(1),
-        default=2048,
-        help="of a typical request, for break-even (default 2048)",
-    )
+    add("--request-tokens", type=_whole(1), default=2048, help="of a usual request, for break-even (default 2048)")
     add("--gpu", type=_gpu, default=DEFAULT_MACHINE, help="name of the GPU, for break-even (default H100)")
     add("--trust-remote-code", action="store_true", help="as SGLang's")
     add("--json", action="store_true", help="for programs")
@@ -88,8 +83,8 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _gpu(text: str) -> str:
-    """A name that has one of `MACHINES` in it."""
-    if not any(name in text.upper() for name in MACHINES):
+    """A name that `known_machine` knows."""
+    if known_machine(text) is None:
         raise argparse.ArgumentTypeError(f"{text}: expected one of {', '.join(MACHINES)}, or a name with one in it")
     return text
 

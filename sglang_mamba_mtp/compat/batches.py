@@ -91,10 +91,8 @@ def request_slot(req: Any) -> Any:
 
 def request_slots(req: Any) -> Any:
     """All state slots of a request (int64 [n], negative where a snapshot's has yet to be taken), or None."""
-    slot = request_slot(req)
-    snapshots = tracking_of(req).mamba_ping_pong_track_buffer
-    own = [] if slot is None else [slot.reshape(1)]
-    found = own if snapshots is None else [*own, snapshots.to(own[0] if own else snapshots)]
+    of_both = request_slot(req), tracking_of(req).mamba_ping_pong_track_buffer
+    found = [slots.reshape(-1) for slots in of_both if slots is not None]
     return torch.cat(found) if found else None
 
 

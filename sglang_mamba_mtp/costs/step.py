@@ -51,9 +51,14 @@ MACHINES: dict[str, Machine] = {
 DEFAULT_MACHINE = "H100"
 
 
+def known_machine(device: str) -> Machine | None:
+    """The machine whose name is in ``device`` ("NVIDIA H200"), if there is one."""
+    return next((machine for name, machine in MACHINES.items() if name in device.upper()), None)
+
+
 def machine_named(device: str) -> Machine:
-    """The machine whose name is in ``device`` ("NVIDIA H200"); an H100 where none is."""
-    return next((m for name, m in MACHINES.items() if name in device.upper()), MACHINES[DEFAULT_MACHINE])
+    """The machine whose name is in ``device``; an H100 where none is."""
+    return known_machine(device) or MACHINES[DEFAULT_MACHINE]
 
 
 @dataclass(frozen=True)
