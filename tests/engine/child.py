@@ -118,6 +118,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         records=recorder.records,
         gaps=recorder.gaps,
         memory=feeder.memory,
+        paused=feeder.paused,
         insertions=recorder.insertions,
         steps=feeder.step,
         forwards=scheduler.forward_ct,

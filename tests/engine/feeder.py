@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import adapters, logprobs, sleep
-from .scenario import Outcome, Request, Scenario
+from .scenario import PAUSED, Outcome, Request, Scenario
 
 STALL_STEPS = 3000
 
@@ -61,6 +61,7 @@ class Feeder:
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
         self.memory: list[tuple[int, int]] = []
+        self.paused: list[tuple[str, int]] = []
         self._adapters = adapters.by_name(scheduler)
         self._install()
 
@@ -111,7 +112,7 @@ class Feeder:
             if self._scenario.sleep:
                 self._free_bytes.append(sleep.free_bytes())
             return [*local_reqs, self._first.pop(0)]
-        messages = [*local_reqs, *self._arrivals(), *self._aborts()]
+        messages = [*local_reqs, *self._arrivals(), *self._aborts(), *self._pauses()]
         self._check_progress(bool(messages))
         if self._done():
             messages += self._closing()
@@ -233,7 +234,7 @@ class Feeder:
         params = SamplingParams(
             max_new_tokens=request.max_new_tokens,
             temperature=request.temperature,
-            frequency_penalty=request.penalty,
+            **({} if request.penalty is None else dict([request.penalty])),
             stop=stop,
             stop_token_ids=stop_token_ids,
             regex=None if request.grammar is None else str(request.grammar),
@@ -275,6 +276,18 @@ class Feeder:
         if request.abort_at_step is not None:
             return self.step - self._sent_at[request.rid] >= request.abort_at_step
         return request.abort_after is not None and len(self._tokens(request.rid)) >= request.abort_after
+
+    def _pauses(self) -> list[Any]:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+        messages: list[Any] = []
+        for step, how in self._scenario.pauses:
+            if self.step - self._start == step:
+                self.paused.append((how, self.scheduler.running_batch.batch_size()))
+                messages.append(PauseGenerationReqInput(mode=how))
+            elif self.step - self._start == step + PAUSED:
+                messages.append(ContinueGenerationReqInput())
+        return messages
 
     # -- failing loudly ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+PAUSED = 3
+"""Turns of the event loop without a forward that a pause takes."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -22,8 +25,8 @@ class Request:
     and is sent the rest. ``logprobs`` asks for log-probabilities, of the prompt's tokens from that one on and of the
     answer's.
 
-    Tokens are drawn at ``temperature``, and lose ``penalty`` for each time they were said (SGLang's frequency penalty,
-    which a verify applies to all its drafts as it stands at the root). Either makes a request ``free``: what it says
+    Tokens are drawn at ``temperature``, and pay a ``penalty`` = (SGLang's name of it, how much) for having been said,
+    which a verify applies to all its drafts as it stands at the root. Either makes a request ``free``: what it says
     hangs on more than its prompt, and is not compared.
 
     Ends: ``max_new_tokens``; an abort after n emitted tokens (``abort_after``) or n steps after its arrival
@@ -45,7 +48,7 @@ class Request:
     stop_token_like: tuple[str, int] | None = None
     grammar: int | None = None
     temperature: float = 0.0
-    penalty: float = 0.0
+    penalty: tuple[str, float] | None = None
     logprobs: int | None = None
     salt: str | None = None
     adapter: str | None = None
@@ -54,14 +57,16 @@ class Request:
     @property
     def free(self) -> bool:
         """Whether its tokens may be others in another engine."""
-        return bool(self.temperature or self.penalty)
+        return self.temperature > 0 or self.penalty is not None
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Requests that run together. ``flush`` empties the radix cache and the pools before it begins; ``sleep`` gives
     their memory back and takes it again; ``weights`` is a folder whose weights are loaded before. Its sessions are
-    opened with their first requests, as ``streaming`` ones or plain, and closed at the end."""
+    opened with their first requests, as ``streaming`` ones or plain, and closed at the end. ``pauses`` are (step, how):
+    from that event-loop step on the engine pauses for `PAUSED` turns, all requests kept where they are ("in_place") or
+    retracted ("retract")."""
 
     name: str
     requests: tuple[Request, ...]
@@ -69,6 +74,7 @@ class Scenario:
     sleep: bool = False
     weights: str | None = None
     streaming: bool = False
+    pauses: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self):
         rids = [request.rid for request in self.requests]

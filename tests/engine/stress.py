@@ -16,6 +16,10 @@ from .scenarios import repetitive, tokens
 END = 24
 """A grammar's answer is shorter than this."""
 
+PENALTIES = (("frequency_penalty", 0.5), ("presence_penalty", 1.5), ("repetition_penalty", 1.2))
+
+PAUSES = ("in_place", "retract", "retract", "in_place")
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -38,13 +42,16 @@ class Mix:
 
 
 def waves(seed: int, count: int, vocab: int, size: int = 40, mix: Mix = Mix()) -> list[Scenario]:
-    """``count`` requests in waves of ``size``; before some of the waves the radix cache is flushed."""
+    """``count`` requests in waves of ``size``; before some of the waves the radix cache is flushed, and the engine
+    pauses three times in each."""
     rng = random.Random(seed)
     found = []
     for first in range(0, count, size):
         name = f"wave{first // size}"
         requests = _requests(rng, min(size, count - first), vocab, mix)
-        found.append(Scenario(name, tuple(requests), flush=bool(found) and rng.random() < 0.5))
+        flush = bool(found) and rng.random() < 0.5
+        pauses = tuple(zip(sorted(rng.sample(range(10, 100, 10), 3)), rng.sample(PAUSES, 3), strict=True))
+        found.append(Scenario(name, tuple(requests), flush=flush, pauses=pauses))
     return found
 
 
@@ -105,7 +112,7 @@ def _ending(rng, request: Request, plain: list[Request], mix: Mix) -> Request:
     elif kind < constrained + mix.drawn:
         fields |= {"temperature": 1.0}
     elif kind < constrained + mix.drawn + mix.penalised:
-        fields |= {"penalty": rng.choice((0.5, 1.5))}
+        fields |= {"penalty": rng.choice(PENALTIES)}
     if rng.random() < mix.scored:
         # from the start (which hides what is cached), or the answer's alone
         fields |= {"logprobs": rng.choice((-1, -1, 0))}

@@ -27,6 +27,7 @@ def _check(result: Result, todo: list) -> None:
     outcomes, wanted = result.outcomes.values(), baseline(result.spec, todo).outcomes
     assert sum(outcome.retractions for outcome in outcomes) > 0, "nothing was retracted"
     assert sum(outcome.aborted for outcome in outcomes) > 0, "nothing was aborted"
+    assert {how for how, running in result.paused if running > 1} == {*stress.PAUSES}, f"paused: {result.paused}"
     assert result.cached_tokens > 0, "the radix cache was not exercised"
     assert {"length", "stop", "abort"} <= {outcome.finish for outcome in outcomes}
     assert any(outcome.free for outcome in outcomes), "nothing was drawn or penalised"
