@@ -46,9 +46,9 @@ EAGLE3: dict[str, Any] = {
     **LLAMA,
     "architectures": ["LlamaForCausalLMEagle3"],
     "draft_vocab_size": VOCAB,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]},
 }
-"""Reads the target's states behind three of its layers."""
+"""Reads the target's embeddings and its states behind two of its layers."""
 
 EAGLE3_LAST: dict[str, Any] = {**EAGLE3, "eagle_config": {"use_aux_hidden_state": False}}
 """Reads the target's last hidden states, for models that show no others."""
@@ -61,8 +61,8 @@ DFLASH: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
     "block_size": BLOCK,
-    "num_target_layers": 4,
-    "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 2]},
+    "num_target_layers": 3,
+    "dflash_config": {"mask_token_id": VOCAB - 1, "target_layer_ids": [0, 1]},
 }
 """Reads the target's states behind two of its layers, and has neither embedding nor head."""
 

@@ -19,8 +19,8 @@ QWEN3_NEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
+    "num_hidden_layers": 3,
+    "full_attention_interval": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -40,7 +40,7 @@ QWEN3_NEXT: dict[str, Any] = {
     "mlp_only_layers": [],
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
-    "num_experts": 4,
+    "num_experts": 2,
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
     "num_nextn_predict_layers": 1,
@@ -86,7 +86,7 @@ def _qwen_gdn(w: Weights, prefix: str, gain: float) -> None:
 
 
 def write_qwen3_next(folder: str | Path, seed: int = 0, markov: float = MARKOV) -> Path:
-    """Write a Qwen3-Next of three GDN layers and one attention layer, MoE everywhere, and its MTP layer.
+    """Write a Qwen3-Next of two GDN layers and one attention layer, MoE everywhere, and its MTP layer.
 
     Returns:
         the folder, for `model_path` and (same folder) the MTP draft.

@@ -7,6 +7,7 @@ the n-gram corpus: both give drafts something to match, so accepted runs of ever
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from .scenario import Request, Scenario
 
@@ -269,7 +270,36 @@ def flushed(vocab: int) -> Scenario:
     return Scenario("flushed", tuple(turns(vocab).requests[:3]), flush=True)
 
 
+def beside(*parts: Scenario) -> Scenario:
+    """Scenarios that begin together: what takes steps is shared by more requests. "turns/a1" is turns' a1."""
+
+    def renamed(part: Scenario, request: Request) -> Request:
+        def name(rid: str | None) -> str | None:
+            return rid and f"{part.name}/{rid}"
+
+        def place(of: tuple[str, int] | None) -> tuple[str, int] | None:
+            return of and (f"{part.name}/{of[0]}", of[1])
+
+        return replace(
+            request,
+            rid=f"{part.name}/{request.rid}",
+            after=name(request.after),
+            continues=name(request.continues),
+            when=place(request.when),
+            stop_like=place(request.stop_like),
+            stop_token_like=place(request.stop_token_like),
+        )
+
+    requests = [renamed(part, request) for part in parts for request in part.requests]
+    return Scenario("+".join(part.name for part in parts), tuple(requests))
+
+
+def unhurried(vocab: int) -> tuple[Scenario, ...]:
+    """Scenarios in which nothing hangs on the exact tokens of another request."""
+    return tuple(make(vocab) for make in (turns, shared, chunked, staggered))
+
+
 def common(vocab: int) -> tuple[Scenario, ...]:
-    """All scenarios that one ordinary engine runs in sequence."""
-    makers = (turns, shared, chunked, staggered, limits, stops, aborts, flushed)
-    return tuple(maker(vocab) for maker in makers)
+    """All scenarios that one ordinary engine runs: pairs one after the other, and one alone."""
+    pairs = ((turns, shared), (chunked, limits), (staggered, aborts, stops))
+    return (*(beside(*(maker(vocab) for maker in pair)) for pair in pairs), flushed(vocab))

@@ -15,7 +15,7 @@ def test_speculation_changes_nothing(case: Case, checkpoint):
     todo = scenarios.common(checkpoint.vocab)
     result = run(case.spec(checkpoint(case.family)), todo)
     check_equal(result, todo)
-    follow_ups = [result.outcomes[f"turns/{rid}"].cached_tokens for rid in ("a2", "a3", "again")]
+    follow_ups = [result.outcomes[f"turns+shared/turns/{rid}"].cached_tokens for rid in ("a2", "a3", "again")]
     assert min(follow_ups) > 0, f"no prefix hits in {follow_ups}: the radix cache was not exercised"
     kinds = {record.kind for record in result.records}
     assert {"prefill", "decode", "insert", "radix"} <= kinds, f"states seen only of kinds {kinds}"
