@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,8 @@ def available(ncu: str, tiny: Sequence[str]) -> list[str]:
         complaints = " ".join(errors(tried.stdout + tried.stderr))
         left = [metric for metric in metrics if metric not in complaints]
         if len(left) in (0, len(metrics)):
+            if gone := {*METRICS.values()} - {*metrics}:
+                print(f"ncu does not measure here: {', '.join(sorted(gone))}", file=sys.stderr, flush=True)
             return metrics
         metrics = left
 

@@ -9,13 +9,13 @@ need. Left out: the references' parameters, tests that break the code on purpose
 what asks nothing of a GPU. Where the time of a tool is over its processes are ended, and what had not been reached is
 told.
 
-Prints a line for each kind of finding (in a kernel of ours, or elsewhere) and a table; FOLDER gets every log (without
-it a temporary one does, which stays where anything was found). The exit status is 1 where anything was found or a test
-failed, 2 where nothing was but not all was reached. "broken": processes that were not checked to their end, though
-nobody ended them. initcheck counts
-reads of device memory that nothing has written since it was allocated, PyTorch's own among them: a copy of a
-`torch.empty` is one, a kernel's masked load is none. With the caching allocator on (tests that capture CUDA graphs) it
-sees a block as written once anybody has written there.
+Prints a line for each kind of finding (in a kernel of ours, or elsewhere), a tool's line when it is done and a table at
+the end; FOLDER gets every log (without it a temporary one does, which stays where anything was found). The exit status
+is 1 where anything was found or a test failed, 2 where nothing was but not all was reached. "broken": processes that
+were not checked to their end, though nobody ended them. initcheck counts reads of device memory that nothing has
+written since it was allocated, PyTorch's own among them: a copy of a `torch.empty` is one, a kernel's masked load is
+none. With the caching allocator on (tests that capture CUDA graphs) it sees a block as written once anybody has written
+there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ from typing import NamedTuple
 import sanitizer
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(1, str(ROOT / "launch" / "demo"))
+
+from mtp_demo.server import die_with_parent  # noqa: E402 - the path first
+
 LEFT_OUT = re.compile(
     r"reference|mutation|sabotage|wrong|noticed|_seen|on_purpose|drift|4096|thousand|errors_name|ops_for"
     r"|/test_(arguments|operands|grids?|bench_modes|counted|longest_window|stock_drift|sabotage)\.py"
@@ -176,7 +180,13 @@ class Machine:
         if time.monotonic() < ends:
             with output.open("w") as file:
                 process = subprocess.Popen(
-                    program, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                    program,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
                 )
                 try:
                     process.wait(max(0.0, ends - time.monotonic()))
@@ -240,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         done = machine.run(tool, chunks, options.limit)
         line, status = report(tool, done, time.monotonic() - started, ours)
-        print(f"{tool} done", flush=True)
+        print(line, flush=True)
         lines.append(line)
         worst.append(status)
     print("tool       processes passed skipped failed not run broken in ours findings seconds")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tarfile
 import time
 from types import SimpleNamespace
 
@@ -11,6 +13,17 @@ import pytest
 from on_gpus import JOBS, ROOT, Job, Runner, places
 
 pytestmark = pytest.mark.once  # nothing of SGLang is in it
+
+
+HANGS = """
+import time
+print("begun, ", end="", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("2 passed", flush=True)
+time.sleep(600)
+"""
 
 
 def python(code: str, **fields) -> Job:
@@ -22,45 +35,63 @@ def running(*gpus: int, alone: bool = False) -> SimpleNamespace:
 
 
 def test_who_may_start_where():
-    shares, alone, both = Job(()), Job((), alone=True), Job((), gpus=2)
-    assert places(shares, [], 2, turn=3) == (1,)
-    assert places(shares, [running(0, alone=True)], 2, turn=0) == (1,)
-    assert places(shares, [running(0), running(1)], 2, turn=0) == (0,)
-    assert places(alone, [running(0)], 2, turn=0) == (1,)
-    assert places(alone, [running(0), running(1)], 2, turn=0) is None
-    assert places(both, [running(1, alone=True)], 2, turn=0) is None
-    assert places(both, [running(1)], 2, turn=1) == (0, 1)
+    shares, alone, both, wide = Job(()), Job((), alone=True), Job((), gpus=2), Job((), engines=99)
+    assert places(shares, [], 2) == (0,)
+    assert places(shares, [running(0)], 2) == (1,), "the least to do"
+    assert places(shares, [running(0), running(0), running(1)], 2) == (1,)
+    assert places(shares, [running(0, alone=True)], 2) == (1,)
+    assert places(shares, [running(0, alone=True)], 1) is None
+    assert places(shares, [running(0)] * 6, 1) is None, "no room"
+    assert places(wide, [running(0)], 2) == (1,) and places(wide, [running(0)], 1) is None
+    assert places(alone, [running(0)], 2) == (1,)
+    assert places(alone, [running(0), running(1)], 2) is None
+    assert places(both, [running(1, alone=True)], 2) is None
+    assert places(both, [running(1)], 2) == (0, 1)
 
 
 def test_what_ends_is_told_and_what_does_not_is_cut_off(tmp_path, capsys):
     jobs = {
         "good": python("import os; print(os.environ['CUDA_VISIBLE_DEVICES']); print('3 passed in 1 s')"),
         "bad": python("print('FAILED tests/a.py::b'); print('1 failed, 2 passed in 1 s'); raise SystemExit(1)"),
-        "hangs": python("import time; print('begun', flush=True); time.sleep(600)"),
+        "hangs": python(HANGS),
         "wide": python("", gpus=2),
         "late": python("", alone=True),
     }
-    began = time.monotonic()
-    assert not Runner(jobs, 1, tmp_path).run(until=began + 4)
-    assert time.monotonic() - began < 20
+    began = time.time()
+    assert not Runner(jobs, 1, tmp_path, os.environ).run(until=began + 4)
+    assert time.time() - began < 20
     told = (tmp_path / "summary.txt").read_text()
     assert told == capsys.readouterr().out
     assert "good             status 0, " in told and "3 passed in 1 s" in told
     assert "bad              status 1, " in told and "FAILED tests/a.py::b" in told and "1 failed, 2 passed" in told
-    assert "hangs            cut off by the time limit\n" in told and "begun" in told
+    assert "hangs            cut off by the time limit\n" in told and "begun, 2 passed" in told
     assert "wide             not run: it needs 2 GPUs, here are 1\n" in told
     assert "late             not begun: the time was up\n" in told
     assert (tmp_path / "good.log").read_text().startswith("0\n")
 
 
 def test_all_is_well_where_all_ended_well(tmp_path):
-    assert Runner({"one": python(""), "two": python("", alone=True)}, 1, tmp_path).run(until=time.monotonic() + 60)
+    jobs = {"one": python(""), "two": python("", alone=True)}
+    assert Runner(jobs, 1, tmp_path, os.environ).run(until=time.time() + 60)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_names_files_that_are_there(name):
     paths = [word for word in JOBS[name].command if word.startswith("tests/")]
     assert paths and all((ROOT / path).exists() for path in paths)
+
+
+def test_jobs_find_the_plugin_and_a_command_and_leave_their_logs(tmp_path, monkeypatch):
+    code = "import shutil, sglang_mamba_mtp as ours; print(ours.__path__);"
+    jobs = {"finds": python(f"{code} print(shutil.which('sglang'))")}
+    monkeypatch.setattr(on_gpus, "JOBS", jobs)
+    monkeypatch.setattr(on_gpus, "gpus_here", lambda: 1)
+    monkeypatch.setenv("PATH", os.defpath)
+    pack = tmp_path / "logs.tar.gz"
+    assert on_gpus.main(["--out", str(tmp_path / "logs"), "--pack", str(pack)]) == 0
+    with tarfile.open(pack) as archive:
+        told = archive.extractfile("logs/finds.log").read().decode()
+    assert "sglang_mamba_mtp" in told and told.rstrip().endswith("/sglang")
 
 
 def test_refusals(capsys):

@@ -106,7 +106,10 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         found = [read_result(spec, *each) for each in zip(parts, ends, strict=True)]
     if texts := [each for each in found if isinstance(each, str)]:
         raise EngineError("\n".join(texts))
-    payload = ranks.joined(found)
+    try:
+        payload = ranks.joined(found)
+    except AssertionError as error:
+        raise EngineError(f"engine {spec.label}: {error}") from error
     note(spec, payload)
     return payload
 
@@ -170,12 +173,18 @@ def _memory_saver(spec: EngineSpec) -> contextlib.AbstractContextManager:
 
 
 def run_all(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int) -> list[Result | EngineError]:
-    """Run several engines on a GPU at the same time: most of an engine's life is imports and compilation."""
+    """Run several engines on a GPU at the same time: most of an engine's life is imports and compilation. None is begun
+    after GPU_TESTS_UNTIL, seconds since the epoch, of the environment."""
+
+    until = float(os.environ.get("GPU_TESTS_UNTIL", "inf"))
 
     def one(job: tuple[EngineSpec, Sequence[Scenario]]) -> Result | EngineError:
+        if time.time() > until:
+            return EngineError(f"engine {job[0].label}: not begun, the time is up")
         try:
             return run(*job)
         except EngineError as error:
+            print(f"\n{error}", flush=True)  # now: it may be long until a test asks for it
             return error
 
     if any(spec.device == "cpu" for spec, _ in jobs):
