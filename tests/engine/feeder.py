@@ -35,18 +35,29 @@ class PlainTokenizer:
         return [self.decode(tokens) for tokens in sequences]
 
 
-class Feeder:
+class Receiver:
+    """What `child.run_here` wants to know of whoever hands a scheduler its requests; see `spec.Result`."""
+
+    released_bytes = 0
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.memory: list[tuple[int, int]] = []
+        self.paused: list[tuple[str, int]] = []
+        self.step = 0
+
+
+class Feeder(Receiver):
     """Drives a scheduler through scenarios, one after the other, and stops its event loop when all are done.
 
     ``all_done`` is asked at every turn of the event loop, told whether this rank is done, whether all ranks are.
     """
 
     def __init__(self, scheduler: Any, scenarios: Sequence[Scenario], max_steps: int, all_done: Callable[[bool], bool]):
+        super().__init__()
         self.scheduler = scheduler
         self.todo = list(scenarios)
         self._all_done = all_done
-        self.outcomes: dict[str, Outcome] = {}
-        self.step = 0
         self._max_steps = max_steps
         self._scenario: Scenario | None = None
         self._start = 0
@@ -60,8 +71,6 @@ class Feeder:
         self._idle_steps = 0
         self._first: list[Any] = []
         self._free_bytes: list[int] = []
-        self.memory: list[tuple[int, int]] = []
-        self.paused: list[tuple[str, int]] = []
         self._adapters = adapters.by_name(scheduler)
         self._install()
 

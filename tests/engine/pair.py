@@ -20,7 +20,7 @@ from typing import Any
 
 from . import harness, ranks
 from .child import child_main
-from .feeder import Feeder, PlainTokenizer
+from .feeder import Feeder, PlainTokenizer, Receiver
 from .recorder import Recorder, slot_of
 from .scenario import Scenario
 from .spec import EngineSpec, Result
@@ -75,16 +75,14 @@ class DecodeFeeder(Feeder):
         return messages
 
 
-class PrefillFeeder:
+class PrefillFeeder(Receiver):
     """Hands the prefill side's scheduler what comes through ``wire``. It has no outcomes of its own."""
 
     def __init__(self, wire: Connection, scheduler: Any) -> None:
         from .grammar import CountingBackend
 
+        super().__init__()
         self._wire, self._scheduler, self._asked_all = wire, scheduler, False
-        self.outcomes: dict[str, Any] = {}
-        self.memory: list[tuple[int, int]] = []
-        self.step, self.released_bytes = 0, 0
         scheduler.tokenizer = PlainTokenizer()
         scheduler.request_receiver = self
         scheduler.grammar_manager.grammar_backend = CountingBackend(end=min(scheduler.model_config.hf_eos_token_id))
