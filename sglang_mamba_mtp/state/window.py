@@ -39,7 +39,9 @@ import torch
 from mamba_mtp_kernels.common import operands
 from mamba_mtp_kernels.common.operands import FOLD_TOKENS, MAX_SCHEDULED, Folds, States
 from mamba_mtp_kernels.conv1d.window import ConvWindow
+from triton.runtime.errors import OutOfResources
 
+from ..errors import MtpError
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
 from .axis_order import AxisOrders
 from .store import DraftStore, VerifyBatch
@@ -212,6 +214,17 @@ class Window(DraftStore):
             rows=self.rows(batch),
             window=self._conv_layers[index],
         )
+
+    def score(self, index: int, batch: VerifyBatch, *inputs: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """As `DraftStore.score`. Raises MtpError where so long a window of so many nodes does not fit the GPU."""
+        try:
+            return super().score(index, batch, *inputs, **arguments)
+        except OutOfResources as error:
+            raise MtpError(
+                f"a verify of {batch.nodes} nodes over a window of {self.shape.threshold} tokens needs "
+                f"{error.required} of a GPU's {error.name}, this one has {error.limit}: choose a smaller "
+                "--mamba-mtp-window, or fewer --speculative-num-draft-tokens"
+            ) from error
 
     def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:
         states, window = self._layers[index]
