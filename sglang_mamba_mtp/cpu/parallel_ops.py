@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +22,23 @@ def memcpy_cpu(
         dst[:rows] = src[first : first + rows]
     else:
         dst[first : first + rows] = src[:rows]
+
+
+def own_experts_only(moe: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """SGLang's ``moe_forward_native``, which knows no experts of other ranks (id -1): this rank's first is asked in
+    their place, and weighs nothing. One choice of each token at a time, since SGLang asks nobody twice."""
+
+    @functools.wraps(moe)
+    def forward(layer: Any, x: torch.Tensor, topk_output: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        elsewhere = topk_output.topk_ids < 0
+        if not bool(elsewhere.any()):
+            return moe(layer, x, topk_output, *args, **kwargs)
+        weights = topk_output.topk_weights.masked_fill(elsewhere, 0.0).split(1, dim=1)
+        ids = topk_output.topk_ids.masked_fill(elsewhere, 0).split(1, dim=1)
+        choices = (topk_output._replace(topk_weights=w, topk_ids=i) for w, i in zip(weights, ids, strict=True))
+        return torch.stack([moe(layer, x, choice, *args, **kwargs) for choice in choices]).sum(0)
+
+    return forward
 
 
 def _group(name: str) -> Any:

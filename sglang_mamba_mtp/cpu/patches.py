@@ -212,6 +212,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_DRAFT_WORKER, "_SUPPORTED_DRAFT_BACKENDS", dflash.with_torch_native, _DRAFT_ATTENTION, True),
     Patch(_DRAFT_WORKER, "DRAFT_ATTENTION_BACKEND_CHOICES", dflash.with_torch_native, _DRAFT_ATTENTION, True),
     Patch(
+        "sglang.srt.layers.moe.fused_moe_native",
+        "moe_forward_native",
+        parallel_ops.own_experts_only,
+        "knows no experts of other ranks",
+    ),
+    Patch(
         _MIXER,
         "mamba_v2_sharded_weight_loader",
         _repeated_groups,

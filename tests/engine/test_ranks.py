@@ -40,6 +40,13 @@ FAST = {
 }
 """An engine a family, and one that rewinds."""
 
+EXPERTS = (
+    ("gdn", "nextn-tree", "extra_buffer-overlap", "slots"),
+    ("granite4", "ngram-tree", "rewind", "replay"),
+    ("granite4", "ngram-tree", "extra_buffer-overlap", "slots"),
+)
+"""More cells of models with experts."""
+
 
 def _cells() -> list:
     cells = [(*cell, mode) for cell in CELLS for mode in IN_FULL if cell[-1] in caches(mode)]
@@ -69,6 +76,23 @@ def test_two_ranks_do_what_one_does(model, algorithm, cache, mode, folder_of):
     cut = result.shards.widths[2 if MODELS[model] == "gdn" else 0]
     assert heads == {2 * cut // result.records[0].state.temporal.shape[2]}, "a rank had all heads"
     assert any(result.shards.repeated) == (model == "granite4")
+
+
+@pytest.mark.parametrize(
+    ("model", "algorithm", "cache", "mode"),
+    [
+        ("gdn", "nextn-tree", "rewind", "replay"),
+        *(pytest.param(model, *cell, marks=pytest.mark.slow) for model, *cell in EXPERTS),
+    ],
+)
+def test_each_rank_has_experts_of_its_own(model, algorithm, cache, mode, folder_of):
+    """``--ep-size 2``: a rank computes those tokens that its experts are chosen for, and all heads as before."""
+    todo = _turns(model)
+    result = run(
+        Case(MODELS[model], algorithm, cache, mode).spec(folder_of(model), ranks=2, extra={"ep_size": 2}), todo
+    )
+    check_equal(result, todo)
+    assert result.cached_tokens > 0
 
 
 @pytest.mark.slow
