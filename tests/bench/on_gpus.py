@@ -172,6 +172,13 @@ def summary(log: Path) -> Iterator[str]:
     yield from ends[-1:] or lines[-1:]
 
 
+def _begin() -> None:
+    """Runs in a job's process before its command: it ends with this one, and can be interrupted, which what a shell
+    starts in the background cannot."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def prepared() -> Iterator[dict[str, str]]:
     """The environment of jobs: with the plugin of this checkout, its entry point, and a ``sglang`` command."""
@@ -234,7 +241,7 @@ class Runner:
                     env=environment,
                     cwd=ROOT,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,
+                    preexec_fn=_begin,
                 )
             self.running.append(Running(name, job, where, process, time.monotonic()))
 
