@@ -218,7 +218,7 @@ def test_a_slow_host_is_not_waited_for(cache, mode, checkpoint):
 )
 def test_a_fault_is_seen(fault, cache, mode, changes, checkpoint):
     todo = [(scenarios.forks if fault == "starts_from_anything" else scenarios.returning)(checkpoint.vocab)]
-    result = run(hosted(Case("gdn", "nextn-chain", cache, mode), checkpoint, sabotage=fault, **changes), todo)
+    result = run(hosted(Case("gdn", "nextn-tree", cache, mode), checkpoint, sabotage=fault, **changes), todo)
     with pytest.raises(AssertionError, match="differ"):
         check_equal(result, todo)
 
