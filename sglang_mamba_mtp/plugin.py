@@ -56,7 +56,8 @@ def _register() -> None:
 
     flags.take_engine_keywords()
     mode = config.current().mode
-    if mode == names.OFF:
+    # A flag is read later, in this process; off by flag must not leave hooks in it all the same.
+    if names.OFF in (mode, config.mode_asked_for(sys.argv[1:])):
         registry.require(hook.target for hook in flags.HOOKS)
         registry.register(flags.HOOKS)
         return
