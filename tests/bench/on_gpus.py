@@ -50,8 +50,8 @@ import mamba_mtp_kernels
 """
 """Fails where SGLang would not find the plugin."""
 
-TOGETHER = 12
-"""Processes that share a GPU, unless one job has more."""
+TOGETHER = 20
+"""Engines that share a GPU, unless one job has more: they are tiny, and two GPUs come with 32 cores."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ ALL_AT_ONCE = 8
 """Engines of a module that starts all of its own before its first test."""
 
 JOBS: dict[str, Job] = {
-    # Ranks wait for one another, the sleep test reads how much of a GPU is free, and counters count everybody's work.
-    "two_ranks": _tests("-m", "gpu", _ENGINE, "-k", "two_ranks", gpus=2, alone=True),
-    "data_parallel": _tests("-m", "gpu", _FEATURES, "-k", "data_parallel", gpus=2, alone=True),
+    "two_ranks": _tests("-m", "gpu", _ENGINE, "-k", "two_ranks", gpus=2, engines=ALL_AT_ONCE),
+    "data_parallel": _tests("-m", "gpu", _FEATURES, "-k", "data_parallel", gpus=2, engines=ALL_AT_ONCE),
+    # The sleep test reads how much of a GPU is free, and counters count everybody's work.
     "sleep": _tests("-m", "gpu", "tests/engine/test_sleep.py", alone=True),
     "counters": Job((sys.executable, "tests/bench/counters.py", "--json", "{out}/counters.json"), alone=True),
     **{
@@ -131,16 +131,16 @@ JOBS: dict[str, Job] = {
 }
 
 
-def gpus_here() -> int:
-    """GPUs that ``nvidia-smi`` lists, or that CUDA_VISIBLE_DEVICES names."""
+def gpus_here() -> list[str]:
+    """The names of GPUs in CUDA_VISIBLE_DEVICES, or the numbers of those that ``nvidia-smi`` lists."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return len([each for each in named.split(",") if each.strip()])
+        return [each.strip() for each in named.split(",") if each.strip()]
     try:
         told = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in told.splitlines())
+        return []
+    return [str(gpu) for gpu in range(sum(line.startswith("GPU ") for line in told.splitlines()))]
 
 
 @dataclass
@@ -197,9 +197,9 @@ def prepared() -> Iterator[dict[str, str]]:
 
 
 class Runner:
-    """Runs jobs; ``told`` is the summary file."""
+    """Runs jobs on the named GPUs; ``told`` is the summary file."""
 
-    def __init__(self, jobs: Mapping[str, Job], gpus: int, out: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, jobs: Mapping[str, Job], gpus: Sequence[str], out: Path, environment: Mapping[str, str]) -> None:
         self.waiting, self.gpus, self.out = dict(jobs), gpus, out
         self.running: list[Running] = []
         self.told, self.failed = out / "summary.txt", False
@@ -220,16 +220,16 @@ class Runner:
 
     def _start(self) -> None:
         for name, job in list(self.waiting.items()):
-            if job.gpus > self.gpus:
-                self._tell(name, f"not run: it needs {job.gpus} GPUs, here are {self.gpus}")
+            if job.gpus > len(self.gpus):
+                self._tell(name, f"not run: it needs {job.gpus} GPUs, here are {len(self.gpus)}")
                 del self.waiting[name]
                 continue
-            where = places(job, self.running, self.gpus)
+            where = places(job, self.running, len(self.gpus))
             if where is None:
                 continue
             del self.waiting[name]
             environment = self._environment | {
-                "CUDA_VISIBLE_DEVICES": ",".join(map(str, where)),
+                "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in where),
                 "TEST_GSM8K_RECORD": str(self.out / f"{name}.jsonl"),
             }
             command = [word.replace("{out}", str(self.out)) for word in job.command]
@@ -250,7 +250,7 @@ class Runner:
             self.running.remove(each)
             status = each.process.returncode
             self.failed |= status != 0
-            took = f"{time.monotonic() - each.began:.0f} s on GPU {','.join(map(str, each.gpus))}"
+            took = f"{time.monotonic() - each.began:.0f} s on GPU {','.join(self.gpus[gpu] for gpu in each.gpus)}"
             self._tell(each.name, f"status {status}, {took}", *summary(self.out / f"{each.name}.log"))
 
     def _end(self) -> None:
@@ -280,7 +280,7 @@ class Runner:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help="of --list; all by default")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="of --list, in the order to begin; all by default")
     parser.add_argument("--list", action="store_true", help="print the jobs")
     parser.add_argument("--limit", type=float, default=3600.0, metavar="SECONDS", help="in all (default 3600)")
     parser.add_argument("--out", type=Path, help="folder for the logs")
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--out: the folder for the logs is missing")
     until = time.time() + options.limit - ENDING
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: JOBS[name] for name in JOBS if not options.jobs or name in options.jobs}
+    chosen = {name: JOBS[name] for name in options.jobs or JOBS}
     with prepared() as environment:
         found = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True)
         if found.returncode:

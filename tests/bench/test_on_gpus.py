@@ -31,7 +31,7 @@ def python(code: str, **fields) -> Job:
 
 
 def running(*gpus: int, alone: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(job=Job((), len(gpus), alone), gpus=gpus)
+    return SimpleNamespace(job=Job((), len(gpus), alone, engines=4), gpus=gpus)
 
 
 def test_who_may_start_where():
@@ -41,7 +41,7 @@ def test_who_may_start_where():
     assert places(shares, [running(0), running(0), running(1)], 2) == (1,)
     assert places(shares, [running(0, alone=True)], 2) == (1,)
     assert places(shares, [running(0, alone=True)], 1) is None
-    assert places(shares, [running(0)] * 6, 1) is None, "no room"
+    assert places(shares, [running(0)] * 5, 1) is None, "no room"
     assert places(wide, [running(0)], 2) == (1,) and places(wide, [running(0)], 1) is None
     assert places(alone, [running(0)], 2) == (1,)
     assert places(alone, [running(0), running(1)], 2) is None
@@ -58,7 +58,7 @@ def test_what_ends_is_told_and_what_does_not_is_cut_off(tmp_path, capsys):
         "late": python("", alone=True),
     }
     began = time.time()
-    assert not Runner(jobs, 1, tmp_path, os.environ).run(until=began + 4)
+    assert not Runner(jobs, ["5"], tmp_path, os.environ).run(until=began + 4)
     assert time.time() - began < 20
     told = (tmp_path / "summary.txt").read_text()
     assert told == capsys.readouterr().out
@@ -67,12 +67,12 @@ def test_what_ends_is_told_and_what_does_not_is_cut_off(tmp_path, capsys):
     assert "hangs            cut off by the time limit\n" in told and "begun, 2 passed" in told
     assert "wide             not run: it needs 2 GPUs, here are 1\n" in told
     assert "late             not begun: the time was up\n" in told
-    assert (tmp_path / "good.log").read_text().startswith("0\n")
+    assert (tmp_path / "good.log").read_text().startswith("5\n")
 
 
 def test_all_is_well_where_all_ended_well(tmp_path):
     jobs = {"one": python(""), "two": python("", alone=True)}
-    assert Runner(jobs, 1, tmp_path, os.environ).run(until=time.time() + 60)
+    assert Runner(jobs, ["5"], tmp_path, os.environ).run(until=time.time() + 60)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -85,7 +85,7 @@ def test_jobs_find_the_plugin_and_a_command_and_leave_their_logs(tmp_path, monke
     code = "import shutil, sglang_mamba_mtp as ours; print(ours.__path__);"
     jobs = {"finds": python(f"{code} print(shutil.which('sglang'))")}
     monkeypatch.setattr(on_gpus, "JOBS", jobs)
-    monkeypatch.setattr(on_gpus, "gpus_here", lambda: 1)
+    monkeypatch.setattr(on_gpus, "gpus_here", lambda: ["0"])
     monkeypatch.setenv("PATH", os.defpath)
     pack = tmp_path / "logs.tar.gz"
     assert on_gpus.main(["--out", str(tmp_path / "logs"), "--pack", str(pack)]) == 0
