@@ -10,9 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from . import adapters, logprobs, sleep
+from . import adapters, logprobs, memory, sleep
 from .scenario import PAUSED, Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -139,10 +137,11 @@ class Feeder(Receiver):
         if not self.todo:
             return False
         self._idle_steps = 0
-        self.memory.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))  # 0 without a GPU
         self._scenario = self.todo.pop(0)
-        if self._scenario.flush and not self.scheduler.flush_cache():
-            raise AssertionError("the idle scheduler refused to flush its cache")
+        if self._scenario.flush:
+            if not self.scheduler.flush_cache():
+                raise AssertionError("the idle scheduler refused to flush its cache")
+            self.memory.append(memory.in_use())
         self._first = sleep.messages() if self._scenario.sleep else []
         if self._scenario.weights is not None:
             self._first.append(_load(self._scenario.weights))
@@ -166,6 +165,9 @@ class Feeder(Receiver):
                 accepted_drafts=req.spec_num_correct_drafts,
                 retractions=req.retraction_count,
             )
+        # A request keeps tensors of the device; only a turn of the same scenario asks for one that is done.
+        self._reqs.clear()
+        self._prompts.clear()
         self._scenario = None
 
     def _key(self, rid: str) -> str:

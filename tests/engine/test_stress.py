@@ -59,6 +59,21 @@ def _reloaded(todo: list[Scenario], model: str) -> list[Scenario]:
     return [replace(wave, weights=model if i % 5 == 4 else None) for i, wave in enumerate(todo)]
 
 
+LEFT = 256
+"""Bytes of tensors that a request may leave on average: less than a block of PyTorch's allocator of a GPU."""
+
+
+def _check_growth(result: Result, requests: int) -> None:
+    """Tensors do not grow with the requests: the last quarter of the moments when the cache was empty against the
+    second one."""
+    in_use = [used for used, _ in result.memory]
+    quarter = len(in_use) // 4
+    early, late = in_use[quarter : 2 * quarter], in_use[-quarter:]
+    growth = (sum(late) - sum(early)) / quarter / (requests * (len(in_use) - 2 * quarter) / len(in_use))
+    print(f"; a request leaves {growth:.0f} bytes", end="")
+    assert growth < LEFT, in_use
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("cache", "mode"), [(cache, mode) for mode in IN_FULL for cache in caches(mode)])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,7 +84,9 @@ def test_for_long(family, cache, mode, checkpoint):
     if case.algorithm.startswith("nextn"):  # 0.5.17 ends where NGRAM is told to load weights, which it has none of
         todo = _reloaded(todo, model)
     changes = {**FEW_SLOTS[cache], "record_live": False, "timeout": 3600.0, "max_steps": 200_000}
-    _check(run(case.spec(model, **changes), todo), todo)
+    result = run(case.spec(model, **changes), todo)
+    _check(result, todo)
+    _check_growth(result, LONG)
 
 
 @pytest.mark.slow
@@ -96,28 +113,19 @@ def test_with_prompts_of_thousands_of_tokens(family, cache, mode, checkpoint):
     _check(run(case.spec(checkpoint(family), record_live=False, **{**FEW_SLOTS[cache], **room}), todo), todo)
 
 
-def _growth(result: Result, requests: int) -> float:
-    """Bytes of the GPU in use that a request left behind: the last quarter of the waves against the second one."""
-    in_use = [used for used, _ in result.memory]
-    quarter = len(in_use) // 4
-    early, late = in_use[quarter : 2 * quarter], in_use[-quarter:]
-    return (sum(late) - sum(early)) / quarter / (requests * (len(in_use) - 2 * quarter) / len(in_use))
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize(("cache", "mode"), [("rewind", "replay"), ("extra_buffer-overlap", "slots")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_for_long_on_a_gpu(family, cache, mode, checkpoint):
-    """With CUDA graphs and overlap. The memory that PyTorch has does not grow with the requests: a block of its
-    allocator, of which there is none under 512 bytes, is left by less than every other one."""
+    """With CUDA graphs and overlap."""
     case = Case(family, CASES[family].algorithm, cache, mode)
     todo = stress.waves(2, LONG, checkpoint.vocab)
     changes = {**FEW_SLOTS[cache], "record_live": False, "timeout": 560.0, "max_steps": 200_000}
     (result,) = run_beside_plain([(case.spec(checkpoint(family), device="cuda", **changes), todo)])
     assert result.graphs > 0
     _check(result, todo)
-    taken, growth = [total for _, total in result.memory], _growth(result, LONG)
-    print(f"; memory taken {taken[0]} to {taken[-1]} bytes, a request leaves {growth:.0f}", end="")
-    assert growth < 256
-    assert taken[-1] <= taken[len(taken) // 2], "the second half of the waves took more memory"
+    _check_growth(result, LONG)
+    taken = [total for _, total in result.memory]
+    print(f"; memory taken {taken[0]} to {taken[-1]} bytes", end="")
+    assert taken[-1] <= taken[len(taken) // 2], f"the second half of the waves took more memory: {taken}"
