@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import adapters, logprobs, memory, sleep
+from . import adapters, logprobs, sleep
+from .memory import Memory
 from .scenario import PAUSED, Outcome, Request, Scenario
 
 STALL_STEPS = 3000
@@ -40,7 +41,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
-        self.memory: list[tuple[int, int]] = []
+        self.memory = Memory()
         self.paused: list[tuple[str, int]] = []
         self.step = 0
 
@@ -141,7 +142,7 @@ class Feeder(Receiver):
         if self._scenario.flush:
             if not self.scheduler.flush_cache():
                 raise AssertionError("the idle scheduler refused to flush its cache")
-            self.memory.append(memory.in_use())
+            self.memory.read()
         self._first = sleep.messages() if self._scenario.sleep else []
         if self._scenario.weights is not None:
             self._first.append(_load(self._scenario.weights))

@@ -126,8 +126,9 @@ class Result:
     """What one engine run showed. ``outcomes`` is keyed "scenario/rid"; ``records`` are in order of time.
 
     ``gaps`` (of plain engines) says, by the name of every prefix a token was chosen after (`states.name_of`), by how
-    much its logit led the next one. ``memory`` is what `memory.in_use` says where a scenario begins with a flushed
-    cache. ``paused`` says of each pause how it was asked for and how many requests ran.
+    much its logit led the next one. ``memory`` is what `memory.Memory` read where scenarios began with a flushed
+    cache, ``holders`` who took what a GPU has in use in the end, since the second of them. ``paused`` says of each
+    pause how it was asked for and how many requests ran.
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
     ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
@@ -144,6 +145,7 @@ class Result:
     records: list[Record]
     gaps: dict[bytes, float]
     memory: list[tuple[int, int]]
+    holders: list[str]
     paused: list[tuple[str, int]]
     insertions: int
     steps: int

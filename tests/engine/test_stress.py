@@ -71,7 +71,7 @@ def _check_growth(result: Result, requests: int) -> None:
     early, late = in_use[quarter : 2 * quarter], in_use[-quarter:]
     growth = (sum(late) - sum(early)) / quarter / (requests * (len(in_use) - 2 * quarter) / len(in_use))
     print(f"; a request leaves {growth:.0f} bytes", end="")
-    assert growth < LEFT, f"bytes in use: {in_use}"
+    assert growth < LEFT, "\n".join([f"bytes in use: {in_use}", *result.holders])
 
 
 @pytest.mark.slow
