@@ -103,6 +103,7 @@ JOBS: dict[str, Job] = {
     },
     "drafts": _tests("-m", "gpu", _FEATURES, "-k", "nodes64 or standalone or eagle3 or dflash", engines=ALL_AT_ONCE),
     "narrow": _tests("-m", "gpu", _FEATURES, "-k", "narrow", engines=ALL_AT_ONCE),
+    "sampled": _tests("-m", "gpu", _FEATURES, "-k", "sampled", engines=ALL_AT_ONCE),
     "compile": _tests("-m", "gpu", _FEATURES, "-k", "compile", engines=ALL_AT_ONCE),
     "kits-gdn": _tests("tests/test_few_shot_gsm8k.py", "-k", "gdn-chain"),
     "kits-mamba2": _tests("--slow", "tests/test_few_shot_gsm8k.py", "-k", "mamba2-tree-rewind"),

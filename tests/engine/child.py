@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import cuda_ops, foresight, launches, ranks, sabotage, sleep, traced
+from . import cuda_ops, foresight, launches, ranks, sabotage, sampling, sleep, traced
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -91,6 +91,8 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
     if spec.sabotaged_rank in (None, rank):
         sabotage.apply(spec.sabotage)
     foresight.apply(spec.foreseen)
+    if spec.seeded:
+        sampling.seed_requests()
     saver = sleep.MemorySaver()
     if spec.device == "cpu" and spec.extra.get("enable_memory_saver"):
         saver.install()

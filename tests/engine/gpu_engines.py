@@ -62,9 +62,13 @@ KINDS: dict[str, dict[str, Any]] = {
     # In a graph nobody could say which drafts are right (`foresight`).
     "dflash": {"env": {"SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": "1"}},
     "narrow": {},
+    "sampled": {"seeded": True},
     "compile": cuda_ops.COMPILING,
 }
 """What of an `EngineSpec` makes an engine special."""
+
+ALONE = ("narrow", "sampled")
+"""Kinds that are compared with SGLang's verify, as it is without the plugin."""
 
 DRAFTS = {
     ("standalone", "gdn"): "STANDALONE",
@@ -97,6 +101,8 @@ def needs_two_gpus() -> tuple[pytest.MarkDecorator, ...]:
 def _todo(cell: Cell, vocab: int) -> tuple[Scenario, ...]:
     if cell.kind == "narrow":
         return (scenarios.turns(vocab),)
+    if cell.kind == "sampled":
+        return (scenarios.drawn(vocab),)
     if cell.kind == "data_parallel":  # two a rank, so uneven that each of them idles while the other works
         return scenarios.unhurried(vocab)
     if cell.dtype == "float32":
@@ -246,8 +252,8 @@ def _or_raise(result: Result | EngineError) -> Result:
 
 
 def stock_of(cell: Cell) -> Cell:
-    """The same engine with SGLang's own verify: in 16 bits under the plugin, with narrow states without it."""
-    return replace(cell, case=replace(cell.case, mode="off" if cell.kind == "narrow" else "snapshot"))
+    """The same engine with SGLang's own verify: without the plugin, or in 16 bits under it."""
+    return replace(cell, case=replace(cell.case, mode="off" if cell.kind in ALONE else "snapshot"))
 
 
 def captured_of(cell: Cell) -> Cell:
@@ -259,7 +265,7 @@ def also_needed(cell: Cell) -> list[Cell]:
     """The cells that a cell's test looks at too."""
     if cell.kind == "eager":
         return [captured_of(cell)]
-    return [stock_of(cell)] if cell.dtype != "float32" or cell.kind == "narrow" else []
+    return [stock_of(cell)] if cell.dtype != "float32" or cell.kind in ALONE else []
 
 
 def chosen(module: Any, items: Sequence[pytest.Item]) -> list[Cell]:

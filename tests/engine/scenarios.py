@@ -39,6 +39,13 @@ def turns(vocab: int) -> Scenario:
     )
 
 
+def drawn(vocab: int, temperature: float = 1.5) -> Scenario:
+    """The same at a temperature, and the first prompt once more without."""
+    plain = turns(vocab)
+    warm = [replace(request, temperature=temperature) for request in plain.requests]
+    return replace(plain, requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
+
+
 def returning(vocab: int, conversations: int = 8, rounds: int = 3, together: int = 2) -> Scenario:
     """Conversations that take turns, ``together`` at a time: when one comes back others have been served since. Some of
     them begin alike."""

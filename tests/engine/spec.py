@@ -19,7 +19,8 @@ class EngineSpec:
     model: directory of the checkpoint. spec: None, "NGRAM", "NEXTN", or with a ``draft_model`` of its own "STANDALONE",
     "EAGLE3" or "DFLASH". topk, steps, draft_tokens: the tree they draft (topk 1 is a chain of steps + 1 nodes, DFLASH's
     one of draft_tokens); draft_tokens is NGRAM's node count too, and bfs_breadth its tree's breadth (1 is what stock
-    takes for a chain). foreseen: texts that a DFLASH draft knows (`foresight`). radix: a strategy of SGLang's, or None
+    takes for a chain). foreseen: texts that a DFLASH draft knows (`foresight`). seeded: what is drawn hangs on the
+    request alone (`sampling`). radix: a strategy of SGLang's, or None
     for no radix cache. track_interval: decode tokens between two extra_buffer snapshots. mode: the plugin's.
     record_live: also record running requests' slots after every forward (synchronises each step: on a GPU it undoes the
     overlap). count_compiled: note which of our kernels are compiled, on a CPU would be compiled, while requests are
@@ -37,6 +38,7 @@ class EngineSpec:
     draft_tokens: int = 4
     bfs_breadth: int = 4
     foreseen: tuple[Text, ...] = ()
+    seeded: bool = False
     radix: str | None = "no_buffer"
     mode: str = "off"
     track_interval: int = 16

@@ -1,5 +1,5 @@
 """What else an engine may be asked for, on a GPU (`gpu_engines`): data-parallel attention, the largest trees, drafts of
-a second model, states of 16 bits, torch.compile. Activations are float32."""
+a second model, states of 16 bits, temperature, torch.compile. Activations are float32."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from . import narrow
 from .gpu_engines import Cell, cells, check_engine, check_equal, needs_two_gpus, stock_of
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import FAMILIES, IN_FULL, Case
+from .sampling import drawn_otherwise
 from .spec import Result
 
 pytestmark = pytest.mark.gpu
@@ -137,6 +138,28 @@ def test_narrow(cell, engines):
     result, exact = engines[cell]
     check_engine(cell, result)
     narrow.check(result, engines[stock_of(cell)][0], exact, engines.beside(cell), cell.states)
+
+
+# -- temperature -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *cells("nextn-tree", _only("replay"), kind="sampled"),
+        *cells("nextn-chain", _only("slots"), "no_buffer", kind="sampled"),
+    ],
+)
+def test_sampled(cell, engines):
+    """Drafts are accepted and tokens drawn from the target's probabilities, with seeds of the requests' own: the same
+    tokens as with SGLang's verify, and the states of these."""
+    result, _ = engines[cell]
+    check_engine(cell, result)
+    assert result.outcomes["turns/a1"].tokens != result.outcomes["turns/cold"].tokens, "nothing was drawn"
+    assert drawn_otherwise(result, engines[stock_of(cell)][0]) == []
+    comparison = compare_states(result, STATE_BOUND)
+    print(f"; {comparison.compared} states, worst {comparison.worst:.1e} ({comparison.worst_where})", end="")
+    comparison.check()
 
 
 # -- torch.compile ---------------------------------------------------------------------------------------------------
