@@ -77,6 +77,7 @@ ALL_AT_ONCE = 8
 JOBS: dict[str, Job] = {
     "two_ranks": _tests("-m", "gpu", _ENGINE, "-k", "two_ranks", gpus=2, engines=ALL_AT_ONCE),
     "data_parallel": _tests("-m", "gpu", _FEATURES, "-k", "data_parallel", gpus=2, engines=ALL_AT_ONCE),
+    "expert_parallel": _tests("-m", "gpu", _FEATURES, "-k", "expert_parallel", gpus=2),
     # The sleep test reads how much of a GPU is free, and counters count everybody's work.
     "sleep": _tests("-m", "gpu", "tests/engine/test_sleep.py", alone=True),
     "counters": Job((sys.executable, "tests/bench/counters.py", "--json", "{out}/counters.json"), alone=True),

@@ -54,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
     # 0.5.17 sizes a buffer of its graphs by the N it begins with: the largest. The settings name a file, see _spec.
     "adaptive": {"steps": 5, "draft_tokens": 6},
     "two_ranks": {"ranks": 2, "extra": _NCCL},
+    "expert_parallel": {"ranks": 2, "extra": {**_NCCL, "ep_size": 2}},
     "data_parallel": {"ranks": 2, "data_parallel": True, "extra": _NCCL},
     # What an ancestor mask has room for; SGLang wants snapshots no closer, whoever takes any.
     "nodes64": {"topk": 8, "steps": 11, "draft_tokens": 64, "track_interval": 64},

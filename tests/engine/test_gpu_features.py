@@ -1,5 +1,5 @@
-"""What else an engine may be asked for, on a GPU (`gpu_engines`): data-parallel attention, the largest trees, drafts of
-a second model, states of 16 bits, temperature, torch.compile. Activations are float32."""
+"""What else an engine may be asked for, on a GPU (`gpu_engines`): data-parallel attention, expert parallel, the largest
+trees, drafts of a second model, states of 16 bits, temperature, torch.compile. Activations are float32."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def _data_parallel(mode: str, cache: str) -> list:
     marks = {"gdn": needs_two_gpus(), "mamba2": (*needs_two_gpus(), *lone_draft)}
     params = cells("nextn-chain", _only(mode), cache, kind="data_parallel")
     return [pytest.param(*each.values, id=each.id, marks=marks[each.values[0].case.family]) for each in params]
+
+
+def _experts() -> list:
+    """Of the tiny models GDN's alone has experts."""
+    params = cells("nextn-tree", _only("replay", ["gdn"]), "rewind", kind="expert_parallel")
+    return [pytest.param(*each.values, id=each.id, marks=needs_two_gpus()) for each in params]
 
 
 def _say(what: str, result: Result, wanted: Result) -> list[str]:
@@ -78,6 +84,15 @@ def test_data_parallel_without_the_plugin(cell, engines):
         f"worst {comparison.worst:.1e} ({comparison.worst_where})",
         end="",
     )
+
+
+# -- experts of their own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", _experts())
+def test_expert_parallel(cell, engines):
+    """``--ep-size 2``: each of two ranks has half of the experts, and of everything else what two ranks have."""
+    check_equal(cell, engines)
 
 
 # -- other drafts ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from .cuda_ops import split_qkvzba
+from .cuda_ops import _own_experts, split_qkvzba
 from .rounding import spread, token_differences
 from .scenario import Outcome
 from .states import Record, State, as_prefix, name_of
@@ -55,3 +55,24 @@ def test_split_qkvzba_is_sglangs_own(sglang_version, heads_qk, heads_v, head_qk,
     want = (torch.cat([part.reshape(5, -1) for part in (q, k, v)], dim=-1), z, b, a)
     for got, expected in zip(split_qkvzba(qkvz, ba, heads_qk, heads_v, head_qk, head_v), want, strict=True):
         assert got.shape == expected.shape and torch.equal(got, expected)
+
+
+def test_ranks_with_experts_of_their_own_add_up(sglang_version):
+    from sglang.srt.layers.moe.fused_moe_native import fused_moe_forward_native
+    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    def outputs(gates_and_ups: torch.Tensor, downs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        config = SimpleNamespace(activation="silu", apply_router_weight_on_input=False)
+        layer = SimpleNamespace(w13_weight=gates_and_ups, w2_weight=downs, moe_runner_config=config)
+        fields = {"hidden_states": x, "topk_output": StandardTopKOutput(weights, ids, None)}
+        missing = dict.fromkeys(StandardDispatchOutput._fields)
+        return _own_experts(fused_moe_forward_native)(layer, StandardDispatchOutput(**missing | fields)).hidden_states
+
+    x, weights = torch.randn(5, 8), torch.rand(5, 2)
+    gates_and_ups, downs = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(5)])
+    whole = outputs(gates_and_ups, downs, ids)
+    first = outputs(gates_and_ups[:2], downs[:2], torch.where(ids < 2, ids, -1))
+    second = outputs(gates_and_ups[2:], downs[2:], torch.where(ids >= 2, ids - 2, -1))
+    torch.testing.assert_close(first + second, whole)
