@@ -68,8 +68,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """What of an `EngineSpec` makes an engine special."""
 
-ALONE = ("narrow", "sampled")
-"""Kinds that are compared with SGLang's verify, as it is without the plugin."""
+BESIDE_STOCK = ("narrow", "sampled")
+"""Kinds that are compared with SGLang's verify in float32 too."""
 
 DRAFTS = {
     ("standalone", "gdn"): "STANDALONE",
@@ -253,8 +253,8 @@ def _or_raise(result: Result | EngineError) -> Result:
 
 
 def stock_of(cell: Cell) -> Cell:
-    """The same engine with SGLang's own verify: without the plugin, or in 16 bits under it."""
-    return replace(cell, case=replace(cell.case, mode="off" if cell.kind in ALONE else "snapshot"))
+    """The same engine with SGLang's own verify: with narrow states without the plugin, else under it."""
+    return replace(cell, case=replace(cell.case, mode="off" if cell.kind == "narrow" else "snapshot"))
 
 
 def captured_of(cell: Cell) -> Cell:
@@ -266,7 +266,7 @@ def also_needed(cell: Cell) -> list[Cell]:
     """The cells that a cell's test looks at too."""
     if cell.kind == "eager":
         return [captured_of(cell)]
-    return [stock_of(cell)] if cell.dtype != "float32" or cell.kind in ALONE else []
+    return [stock_of(cell)] if cell.dtype != "float32" or cell.kind in BESIDE_STOCK else []
 
 
 def chosen(module: Any, items: Sequence[pytest.Item]) -> list[Cell]:
