@@ -115,6 +115,7 @@ JOBS: dict[str, Job] = {
         for family in FAMILIES
     },
     "metrics": _tests("tests/metrics/test_server.py"),
+    "readme": _tests("-m", "gpu", "tests/docs/test_launch_line.py", engines=1),
     "quick": _tests("-m", "gpu", _ENGINE, "-k", "not two_ranks", engines=ALL_AT_ONCE),
     **{f"warm_up-{family}": _tests("-m", "gpu", "tests/engine/test_warm_up.py", "-k", family) for family in FAMILIES},
     "faults": _tests("tests/faults", "-k", "scheduler"),
