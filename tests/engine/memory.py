@@ -25,7 +25,7 @@ class Memory:
 
     def read(self) -> None:
         """Once more. On a GPU, who takes memory is noted from the second reading on, when all is warm."""
-        gc.collect()
+        gc.collect()  # the tree that SGLang drops at a flush is a ring of references; on CUDA it collects none
         if not torch.cuda.is_initialized():
             self.in_use.append((_on_the_cpu(), 0))
             return
