@@ -116,6 +116,8 @@ JOBS: dict[str, Job] = {
     },
     "metrics": _tests("tests/metrics/test_server.py"),
     "readme": _tests("-m", "gpu", "tests/docs/test_launch_line.py", engines=1),
+    "wide": _tests("-m", "gpu", "tests/engine/test_wide_heads.py"),
+    "parts": _tests("-m", "gpu", "tests/backends", "tests/state", "tests/hooks", engines=1),
     "quick": _tests("-m", "gpu", _ENGINE, "-k", "not two_ranks", engines=ALL_AT_ONCE),
     **{f"warm_up-{family}": _tests("-m", "gpu", "tests/engine/test_warm_up.py", "-k", family) for family in FAMILIES},
     "faults": _tests("tests/faults", "-k", "scheduler"),
