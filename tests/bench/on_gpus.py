@@ -234,7 +234,7 @@ class Runner:
                 continue
             del self.waiting[name]
             environment = self._environment | {
-                "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in where),
+                "CUDA_VISIBLE_DEVICES": self._named(where),
                 "TEST_GSM8K_RECORD": str(self.out / f"{name}.jsonl"),
             }
             command = [word.replace("{out}", str(self.out)) for word in job.command]
@@ -255,7 +255,7 @@ class Runner:
             self.running.remove(each)
             status = each.process.returncode
             self.failed |= status != 0
-            took = f"{time.monotonic() - each.began:.0f} s on GPU {','.join(self.gpus[gpu] for gpu in each.gpus)}"
+            took = f"{time.monotonic() - each.began:.0f} s on GPU {self._named(each.gpus)}"
             self._tell(each.name, f"status {status}, {took}", *summary(self.out / f"{each.name}.log"))
 
     def _end(self) -> None:
@@ -274,6 +274,9 @@ class Runner:
         for name in self.waiting:
             self._tell(name, "not begun: the time was up")
         self.running, self.waiting = [], {}
+
+    def _named(self, where: Sequence[int]) -> str:
+        return ",".join(self.gpus[gpu] for gpu in where)
 
     def _tell(self, name: str, *lines: str) -> None:
         text = "".join(f"{head:<16} {line}\n" for head, line in zip((name, *[""] * len(lines)), lines, strict=False))

@@ -79,7 +79,7 @@ def install() -> None:
         TopK,
     ):
         op.forward_cuda = op.forward_native
-    experts = _own_experts(fused_moe_forward_native)
+    experts = own_experts(fused_moe_forward_native)
     UnquantizedFusedMoEMethod.forward_cuda = lambda self, layer, dispatched: experts(layer, dispatched)
     qwen3_next.fused_qkvzba_split_reshape_cat = split_qkvzba
     gdn_triton.chunk_gated_delta_rule = _on_gpu(_in_place(gdn_ops.chunk_gated_delta_rule_cpu))
@@ -88,7 +88,7 @@ def install() -> None:
     HybridLinearKVPool.get_value_buffer = _kv_of_any_layer(HybridLinearKVPool.get_value_buffer)
 
 
-def _own_experts(moe: Callable[..., Any]) -> Callable[..., Any]:
+def own_experts(moe: Callable[..., Any]) -> Callable[..., Any]:
     """``moe``, in which experts of other ranks (id -1) weigh nothing."""
 
     @functools.wraps(moe)

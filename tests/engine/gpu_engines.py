@@ -87,13 +87,15 @@ DEFAULT_MODES = {family: MODES[family][:1] for family in FAMILIES}
 def cells(algorithm: str, modes: dict[str, tuple[str, ...]], cache: str = "extra_buffer-overlap", **special) -> list:
     """A cell a family and mode, as pytest parameters."""
     found = [Cell(Case(family, algorithm, cache, mode), **special) for family in modes for mode in modes[family]]
-    return [pytest.param(cell, id=cell.name) for cell in found]
+    return [parameter(cell) for cell in found]
 
 
-def needs_two_gpus() -> tuple[pytest.MarkDecorator, ...]:
-    """Marks of a cell of two ranks: without two GPUs it is skipped, before any engine is started for it."""
+def parameter(cell: Cell, *marks: pytest.MarkDecorator) -> Any:
+    """A cell as a pytest parameter. Without two GPUs one of two ranks is skipped, before any engine is started."""
     gpus = torch.cuda.device_count()
-    return () if gpus > 1 else (pytest.mark.skip(reason=f"needs two GPUs, there are {gpus}"),)
+    if KINDS[cell.kind].get("ranks", 1) > max(1, gpus):
+        marks = (pytest.mark.skip(reason=f"needs two GPUs, there are {gpus}"), *marks)
+    return pytest.param(cell, id=cell.name, marks=marks)
 
 
 # -- what is run ---------------------------------------------------------------------------------------------------
@@ -292,7 +294,12 @@ def check_equal(cell: Cell, engines: Engines) -> Result:
     check_engine(cell, result)
     differences = token_differences(result, plain)
     assert not differences, f"{len(differences)} requests differ:\n  " + "\n  ".join(differences)
+    check_states(result)
+    return result
+
+
+def check_states(result: Result) -> None:
+    """States equal the plain engine's after the same tokens."""
     comparison = compare_states(result, STATE_BOUND)
     print(f"; {comparison.compared} states, worst {comparison.worst:.1e} ({comparison.worst_where})", end="")
     comparison.check()
-    return result

@@ -39,10 +39,10 @@ def turns(vocab: int) -> Scenario:
     )
 
 
-def drawn(vocab: int, temperature: float = 1.5) -> Scenario:
+def drawn(vocab: int) -> Scenario:
     """The same at a temperature, and the first prompt once more without."""
     plain = turns(vocab)
-    warm = [replace(request, temperature=temperature) for request in plain.requests]
+    warm = [replace(request, temperature=1.5) for request in plain.requests]
     return replace(plain, requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from . import adaptive, rounding
-from .gpu_engines import DEFAULT_MODES, Cell, captured_of, cells, check_engine, check_equal, needs_two_gpus, stock_of
+from .gpu_engines import DEFAULT_MODES, Cell, captured_of, cells, check_engine, check_equal, parameter, stock_of
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import ALGORITHMS, FAMILIES, FAMILY_MODES, IN_FULL, MODES, Case, caches
 from .states import relative_error
@@ -49,7 +49,7 @@ def _float32_cells() -> list:
                     continue
                 cell = Cell(Case(family, algorithm, cache, mode))
                 quick = (algorithm, cache) in _quick(family, mode)
-                params.append(pytest.param(cell, id=cell.name, marks=() if quick else pytest.mark.slow))
+                params.append(parameter(cell, *(() if quick else (pytest.mark.slow,))))
     return params
 
 
@@ -57,8 +57,7 @@ def _two_ranks() -> list:
     """Rewinding and not, a tree and a chain, in the modes that verify by themselves."""
     kinds = (("nextn-tree", "rewind", "replay"), ("nextn-chain", "extra_buffer-overlap", "replay"))
     kinds += (("nextn-tree", "extra_buffer-overlap", "slots"),)
-    found = [Cell(Case(family, *kind), kind="two_ranks") for family in FAMILIES for kind in kinds]
-    return [pytest.param(cell, id=cell.name, marks=needs_two_gpus()) for cell in found]
+    return [parameter(Cell(Case(family, *kind), kind="two_ranks")) for family in FAMILIES for kind in kinds]
 
 
 OWN_LAYOUT = {family: tuple(mode for mode in MODES[family] if not mode.endswith("-kv")) for family in FAMILIES}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from . import narrow
-from .gpu_engines import Cell, cells, check_engine, check_equal, needs_two_gpus, stock_of
+from .gpu_engines import Cell, cells, check_engine, check_equal, check_states, parameter, stock_of
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import FAMILIES, IN_FULL, Case
 from .sampling import drawn_otherwise
@@ -30,15 +30,9 @@ def _only(mode: str, families: Sequence[str] = FAMILIES) -> dict[str, tuple[str,
 def _data_parallel(mode: str, cache: str) -> list:
     fails = "SGLang's Nemotron-H draft of one attention layer, as the tiny model's is, fails on an idle rank"
     lone_draft = () if VERSION == (0, 5, 17) else (pytest.mark.skip(reason=fails),)
-    marks = {"gdn": needs_two_gpus(), "mamba2": (*needs_two_gpus(), *lone_draft)}
-    params = cells("nextn-chain", _only(mode), cache, kind="data_parallel")
-    return [pytest.param(*each.values, id=each.id, marks=marks[each.values[0].case.family]) for each in params]
-
-
-def _experts() -> list:
-    """Of the tiny models GDN's alone has experts."""
-    params = cells("nextn-tree", _only("replay", ["gdn"]), "rewind", kind="expert_parallel")
-    return [pytest.param(*each.values, id=each.id, marks=needs_two_gpus()) for each in params]
+    marks = {"gdn": (), "mamba2": lone_draft}
+    found = {family: Cell(Case(family, "nextn-chain", cache, mode), kind="data_parallel") for family in FAMILIES}
+    return [parameter(cell, *marks[family]) for family, cell in found.items()]
 
 
 def _say(what: str, result: Result, wanted: Result) -> list[str]:
@@ -89,9 +83,10 @@ def test_data_parallel_without_the_plugin(cell, engines):
 # -- experts of their own --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cell", _experts())
+@pytest.mark.parametrize("cell", cells("nextn-tree", _only("replay", ["gdn"]), "rewind", kind="expert_parallel"))
 def test_expert_parallel(cell, engines):
-    """``--ep-size 2``: each of two ranks has half of the experts, and of everything else what two ranks have."""
+    """``--ep-size 2``: each of two ranks has half of the experts, and of everything else what two ranks have. Of the
+    tiny models GDN's alone has experts."""
     check_equal(cell, engines)
 
 
@@ -144,7 +139,7 @@ def _narrow() -> list:
         for mode in IN_FULL
         for dtype in narrow.EPS
     ]
-    return [pytest.param(cell, id=cell.name) for cell in found]
+    return [parameter(cell) for cell in found]
 
 
 @pytest.mark.parametrize("cell", _narrow())
@@ -172,9 +167,7 @@ def test_sampled(cell, engines):
     check_engine(cell, result)
     assert result.outcomes["turns/a1"].tokens != result.outcomes["turns/cold"].tokens, "nothing was drawn"
     assert drawn_otherwise(result, engines[stock_of(cell)][0]) == []
-    comparison = compare_states(result, STATE_BOUND)
-    print(f"; {comparison.compared} states, worst {comparison.worst:.1e} ({comparison.worst_where})", end="")
-    comparison.check()
+    check_states(result)
 
 
 # -- torch.compile ---------------------------------------------------------------------------------------------------

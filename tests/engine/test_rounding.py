@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from .cuda_ops import _own_experts, split_qkvzba
+from .cuda_ops import own_experts, split_qkvzba
 from .rounding import spread, token_differences
 from .scenario import Outcome
 from .states import Record, State, as_prefix, name_of
@@ -67,7 +67,7 @@ def test_ranks_with_experts_of_their_own_add_up(sglang_version):
         layer = SimpleNamespace(w13_weight=gates_and_ups, w2_weight=downs, moe_runner_config=config)
         fields = {"hidden_states": x, "topk_output": StandardTopKOutput(weights, ids, None)}
         missing = dict.fromkeys(StandardDispatchOutput._fields)
-        return _own_experts(fused_moe_forward_native)(layer, StandardDispatchOutput(**missing | fields)).hidden_states
+        return own_experts(fused_moe_forward_native)(layer, StandardDispatchOutput(**missing | fields)).hidden_states
 
     x, weights = torch.randn(5, 8), torch.rand(5, 2)
     gates_and_ups, downs = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
