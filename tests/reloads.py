@@ -19,9 +19,15 @@ def with_other_decays(model: Path, folder: Path) -> Path:
 
 
 def load(url: str, folder: Path | str) -> None:
-    """Have a server load ``folder``'s weights, and flush its cache as it does then. Raises where it did not."""
+    """Have a server load ``folder``'s weights, then flush its cache. Raises where it did not.
+
+    Two requests of one: a reply may be here while its last step is still on its way, and a flush that comes with the
+    weights does not wait for it: SGLang 0.5.23 refuses, 0.5.17's scheduler ends.
+    """
     import requests
 
-    answer = requests.post(f"{url}/update_weights_from_disk", json={"model_path": str(folder)}, timeout=600)
-    answer.raise_for_status()
-    assert answer.json()["success"], answer.text
+    body = {"model_path": str(folder), "flush_cache": False}
+    answer = requests.post(f"{url}/update_weights_from_disk", json=body, timeout=600)
+    assert answer.ok and answer.json()["success"], answer.text
+    flushed = requests.post(f"{url}/flush_cache", params={"timeout": 30}, timeout=60)
+    assert flushed.ok, flushed.text

@@ -83,7 +83,9 @@ def die(fault: Fault, port: int, log: Path) -> Death:
         (victim,) = [each for each in family if titles[each.pid] == fault.victim]
         victim.kill()
         clients["late"] = Client(port, prompts[1], TOKENS, stream=False)
-        wait_for(lambda: not (processes_of(process.pid) or any(each.is_alive() for each in clients.values())), PATIENCE)
+        wait_for(lambda: not any(each.is_alive() for each in clients.values()), PATIENCE)
+        # a process that is over to others has threads to end yet before its parent can be told its status
+        wait_for(lambda: process.poll() is not None and not processes_of(process.pid), PATIENCE)
         status, hung = process.poll(), [name for name, each in clients.items() if each.is_alive()]
         left = [titles.get(each.pid, each.name()) for each in processes_of(process.pid)]
     finally:
