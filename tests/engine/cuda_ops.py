@@ -79,8 +79,7 @@ def install() -> None:
         TopK,
     ):
         op.forward_cuda = op.forward_native
-    experts = own_experts(fused_moe_forward_native)
-    UnquantizedFusedMoEMethod.forward_cuda = lambda self, layer, dispatched: experts(layer, dispatched)
+    UnquantizedFusedMoEMethod.forward_cuda = own_experts(fused_moe_forward_native)
     qwen3_next.fused_qkvzba_split_reshape_cat = split_qkvzba
     gdn_triton.chunk_gated_delta_rule = _on_gpu(_in_place(gdn_ops.chunk_gated_delta_rule_cpu))
     # 0.5.17's own prefill also numbers its states so that snapshots of all but a batch's first sequence are wrong.
@@ -89,14 +88,13 @@ def install() -> None:
 
 
 def own_experts(moe: Callable[..., Any]) -> Callable[..., Any]:
-    """``moe``, in which experts of other ranks (id -1) weigh nothing."""
+    """``moe`` as a method of SGLang's, which names its arguments; experts of other ranks (id -1) weigh nothing."""
 
-    @functools.wraps(moe)
-    def run(layer: Any, dispatched: Any) -> Any:
-        chosen = dispatched.topk_output
+    def run(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        chosen = dispatch_output.topk_output
         weights = chosen.topk_weights.masked_fill(chosen.topk_ids < 0, 0.0)
         own = chosen._replace(topk_weights=weights, topk_ids=chosen.topk_ids.clamp(min=0))
-        return moe(layer, dispatched._replace(topk_output=own))
+        return moe(layer, dispatch_output._replace(topk_output=own))
 
     return run
 

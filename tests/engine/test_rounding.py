@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
@@ -61,13 +62,16 @@ def test_ranks_with_experts_of_their_own_add_up(sglang_version):
     from sglang.srt.layers.moe.fused_moe_native import fused_moe_forward_native
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
     from sglang.srt.layers.moe.topk import StandardTopKOutput
+    from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 
     def outputs(gates_and_ups: torch.Tensor, downs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         config = SimpleNamespace(activation="silu", apply_router_weight_on_input=False)
         layer = SimpleNamespace(w13_weight=gates_and_ups, w2_weight=downs, moe_runner_config=config)
         fields = {"hidden_states": x, "topk_output": StandardTopKOutput(weights, ids, None)}
         missing = dict.fromkeys(StandardDispatchOutput._fields)
-        return own_experts(fused_moe_forward_native)(layer, StandardDispatchOutput(**missing | fields)).hidden_states
+        method = own_experts(fused_moe_forward_native)
+        assert list(signature(method).parameters) == list(signature(UnquantizedFusedMoEMethod.forward_cuda).parameters)
+        return method(None, layer=layer, dispatch_output=StandardDispatchOutput(**missing | fields)).hidden_states
 
     x, weights = torch.randn(5, 8), torch.rand(5, 2)
     gates_and_ups, downs = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
