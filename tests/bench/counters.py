@@ -1,6 +1,6 @@
 """What bounds each of our kernels, by Nsight Compute's hardware counters on a GPU.
 
-    python tests/bench/counters.py --json FILE                       # the shortfalls, about three minutes on an H200
+    python tests/bench/counters.py --json FILE                       # the shortfalls; some 40 seconds a case on an H200
     python tests/bench/counters.py --cases gdn:4:chain:64 mamba2:16:tree:32
     python tests/bench/counters.py --quick                           # two cases: does it run?
     python tests/bench/counters.py --show FILE                       # the tables of a record again, anywhere
@@ -188,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not regions:
         sys.exit(f"counters.py: nothing was profiled; {complaints}")
     judge(regions)
-    record = {"environment": times.pop("environment"), "options": vars(options), "metrics": ncu.METRICS}
+    asked = {"cases": options.cases, "seconds": options.seconds}
+    record = {"environment": times.pop("environment"), "options": asked, "metrics": ncu.METRICS}
     record |= {"seconds": seconds, "ncu": {"status": status, "says": ncu.errors(log)[:20]}}
     record |= {"times": times, "regions": regions}
     if options.json:
