@@ -10,8 +10,12 @@ from typing import Any
 
 import requests
 
-TIMEOUT = 120.0
+TIMEOUT = 600.0
 """Seconds without a byte after which a client gives up: no answer here takes as long."""
+
+
+START = 1800.0
+"""Seconds a server may take to answer: only one that hangs takes as long."""
 
 
 class Client(threading.Thread):

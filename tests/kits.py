@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ RUNS = (
     Runs(
         "abort_timeout_kit.AbortAllMixin",
         ("test_abort_all",),
-        {"abort_all_num_requests": 20, "abort_all_max_new_tokens": 4000, "abort_all_sleep": 1},
+        {"abort_all_num_requests": 20, "abort_all_max_new_tokens": 4000, "abort_all_sleep": 1 if GPU else 5},
     ),
     Runs("matched_stop_kit.MatchedStopMixin", ("test_finish_stop_str", "test_finish_length")),
     Runs(
@@ -252,11 +253,28 @@ def _masks_here() -> bool:
     return 'logits.device.type == "cpu"' in backend.read_text()
 
 
+class _Requests:
+    """`requests` for a kit. A pause is answered as it is sent on: what a step ends meanwhile is no answer of later."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(requests, name)
+
+    @staticmethod
+    def post(url: str, **options: Any) -> requests.Response:
+        answer = requests.post(url, **options)
+        base, _, route = url.rpartition("/")
+        if route == "pause_generation":  # a scheduler answers this in its next turn, with nothing at work
+            requests.get(f"{base}/server_info", timeout=60).raise_for_status()
+        return answer
+
+
 def mixin(kit: str) -> type:
     """The kit's class, "module.class"; what SGLang's fixture of speculative servers does for a kit is added to it."""
     from sglang.test.server_fixtures.spec_eagle_fixture import SpecEagleServerBase as Fixture
 
-    module, _, name = kit.partition(".")
-    kit_class = getattr(importlib.import_module(f"sglang.test.kits.{module}"), name)
+    name = kit.rpartition(".")[2]
+    module = importlib.import_module(f"sglang.test.kits.{kit.partition('.')[0]}")
+    module.requests = _Requests()
+    kit_class = getattr(module, name)
     given = {name: vars(Fixture)[name] for name in ("send_request", "send_requests_abort", "run_decode")}
     return type(kit_class.__name__, (kit_class,), given)

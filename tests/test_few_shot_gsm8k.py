@@ -27,7 +27,6 @@ import os
 import random
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import unittest
@@ -38,8 +37,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mtp_demo.server import free_port
 
 from . import kits, reloads
+from .clients import START
 from .conftest import NEWEST
 from .kits import GPU
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
@@ -192,9 +193,7 @@ def server(request, sglang):  # noqa: F811
     from sglang.test.test_utils import popen_launch_server
 
     case = request.param
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("SGLANG_MAMBA_MTP")]:
@@ -202,7 +201,7 @@ def server(request, sglang):  # noqa: F811
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, "127.0.0.1")
         process = popen_launch_server(
-            case.model, url, timeout=1800, other_args=case.arguments(), env=environment, device="given"
+            case.model, url, timeout=START, other_args=case.arguments(), env=environment, device="given"
         )
         try:
             yield Served(case, url, process)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ..clients import START
 from .conftest import ROOT
 
 pytestmark = pytest.mark.once
@@ -33,7 +34,7 @@ def content(tmp_path: Path) -> dict:
 def test_a_server_and_its_loads(tmp_path):
     flags = ["--modes", "rewind", "--concurrency", "1,3", "--accept", "3", "--output-len", "24"]
     flags += ["--conversations", "3", "--turns", "3", "--turn-len", "7"]
-    told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=START)
     assert told.returncode == 0, told.stdout + told.stderr
     found = content(tmp_path)
     assert found["ended"] == "complete"

@@ -26,7 +26,10 @@ def model(tmp_path: Path) -> Path:
 def gone(pid: int) -> bool:
     """Whether the process ends within five seconds, if it has not yet."""
     for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.05)
     return False

@@ -12,11 +12,13 @@ from typing import Any
 import psutil
 from mtp_demo.server import HOST, Server, free_port
 
+from ..clients import START
+
 MODELS = Path(__file__).parents[2] / "launch" / "models"
 CHAINS = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--speculative-algorithm", "NEXTN", *CHAINS)
 NIXL = ("--disaggregation-transfer-backend", "nixl")
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which what has not happened will not."""
 
 
@@ -46,7 +48,7 @@ class Pair:
 
     def start(self) -> None:
         """Start all. Raises ServerError if one does not start."""
-        started = [self.starters.submit(each.start, 500.0) for each in (self.one, self.prefill, self.decode)]
+        started = [self.starters.submit(each.start, START) for each in (self.one, self.prefill, self.decode)]
         for each in started:
             each.result()
         urls = [f"http://{HOST}:{server.port}" for server in (self.prefill, self.decode)]
@@ -54,7 +56,7 @@ class Pair:
         self.balancer = Server(
             [sys.executable, "-m", "sglang_router.launch_router", *command], device="cpu", log=self.folder / "balancer"
         )
-        self.starters.submit(self.balancer.start, 120.0).result()
+        self.starters.submit(self.balancer.start, START).result()
 
     def stop(self) -> None:
         """Stop whatever runs, whichever of them does not."""

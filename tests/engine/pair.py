@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import itertools
 import multiprocessing
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from mtp_demo.server import free_port
 
 from . import harness, ranks
 from .child import child_main
@@ -157,13 +158,6 @@ class Side:
     def run(self, loop: Callable[[], None]) -> None:
         with contextlib.suppress(AllDone):
             loop()
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 def run_pair(prefill: EngineSpec, decode: EngineSpec, scenarios: Sequence[Scenario]) -> tuple[Result, Result]:

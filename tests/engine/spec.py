@@ -58,7 +58,7 @@ class EngineSpec:
     sabotaged_rank: int | None = None
     retract_every: int | None = None
     max_steps: int = 20_000
-    timeout: float = 240.0
+    timeout: float = 600.0
     env: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from mtp_demo.run import DEVICE_FLAGS, attention_backend
 from mtp_demo.server import Server
 from tokenizers import Tokenizer
 
-from ..clients import Client, wait_for
+from ..clients import START, Client, wait_for
 
 MODEL = Path(__file__).parents[2] / "launch" / "models" / "tiny-gdn"
 DEVICE = "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
@@ -28,7 +28,7 @@ FLAGS = (
     *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
     *("--max-running-requests", str(RUNNING)),
 )
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which what has not happened will not."""
 
 
@@ -65,7 +65,7 @@ def die(fault: Fault, port: int, log: Path) -> Death:
     """
     server = Server(_command(fault.ranks), device=DEVICE, log=log, port=port)
     try:
-        server.start(timeout=400)
+        server.start(timeout=START)
         prompts = _prompts()
         answers = client.ask_all(server, prompts, max_new_tokens=200, parallel=RUNNING).answers
         clients = {

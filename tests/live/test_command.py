@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mtp_demo.server import free_port
 
 from sglang_mamba_mtp.live import __main__ as command
 
@@ -88,12 +89,6 @@ def test_origins():
     assert not [origin for origin in everywhere if "*" in origin or origin.startswith("0.0.0.0")]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def running(url: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command, watching ``url``; where it answers, and its process."""
@@ -144,7 +139,7 @@ def test_what_the_server_says_reaches_the_page_and_follows_it(page, fake):
             session.close()
 
     def wait(words: str) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while words not in (text := shown()):
             assert time.monotonic() < end, text
             time.sleep(0.2)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,12 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 from mtp_demo.run import DEVICE_FLAGS, attention_backend
-from mtp_demo.server import HOST, Server
+from mtp_demo.server import HOST, Server, free_port
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sglang_mamba_mtp import __version__
 from sglang_mamba_mtp.metrics.export import COUNTERS, GAUGES, INFO_LABELS, PREFIX
+
+from ..clients import START
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "launch" / "grafana" / "mamba-mtp.json"
@@ -105,7 +106,7 @@ def watched(tmp_path_factory):
     command = [sys.executable, "-m", "sglang.launch_server", *map(str, options)]
     server = Server(command, device=DEVICE, log=tmp_path_factory.mktemp("server") / "log")
     try:
-        server.start(timeout=400)
+        server.start(timeout=START)
         yield Watched(server)
     finally:
         server.stop()
@@ -246,9 +247,7 @@ def prometheus(watched, tmp_path):
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no prometheus on PATH")
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     target = {"job_name": "sglang", "static_configs": [{"targets": [f"{HOST}:{watched.server.port}"]}]}
     (tmp_path / "prometheus.yml").write_text(  # YAML is a superset of JSON
         json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [target]})

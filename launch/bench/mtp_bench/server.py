@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import psutil
+from mtp_demo.server import free_port
 
 from . import logs, serve, shapes
 from .options import Options
@@ -40,13 +40,6 @@ class _Clock:
     @staticmethod
     def sleep(seconds: float) -> None:
         time.sleep(min(seconds, POLL_SECONDS))
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 def arguments(options: Options, serving: Serving, model: Path | str) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ import psutil
 from .stages import stage
 
 HOST = "127.0.0.1"
+PORTS = (20_000, 32_000)
 TAIL_LINES = 40
 STOP_SECONDS = 10  # to end by itself; then it is killed
 _PR_SET_PDEATHSIG = 1
@@ -38,10 +40,16 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """A TCP port nobody listens on now, drawn below those that connections take by themselves.
+
+    A server binds it many seconds later.
+    """
+    draw = random.SystemRandom()  # programs side by side may have been seeded alike
+    while True:
+        port = draw.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def server_environment(device: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
