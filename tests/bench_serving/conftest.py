@@ -1,17 +1,14 @@
-"""Makes launch/bench and launch/demo importable, and values that need no server."""
+"""Values that need no server."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("demo", "bench"):
-    sys.path.insert(0, str(ROOT / "launch" / folder))
 
 GDN = {"architectures": ["Qwen3NextForCausalLM"], "linear_num_value_heads": 4, "vocab_size": 704}
 MAMBA2 = {"architectures": ["NemotronHForCausalLM"], "num_nextn_predict_layers": 1, "vocab_size": 704}

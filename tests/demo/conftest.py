@@ -1,8 +1,7 @@
-"""Makes launch/demo importable, and answers, runs and options that need no server."""
+"""What needs no server."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "launch" / "demo"))
 
 
 @pytest.fixture

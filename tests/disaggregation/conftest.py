@@ -1,6 +1,0 @@
-"""The demo's server and its client."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch" / "demo"))
