@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tarfile
 import time
@@ -92,6 +93,13 @@ def test_jobs_find_the_plugin_and_a_command_and_leave_their_logs(tmp_path, monke
     with tarfile.open(pack) as archive:
         told = archive.extractfile("logs/finds.log").read().decode()
     assert "sglang_mamba_mtp" in told and told.rstrip().endswith("/sglang")
+
+
+def test_jobs_begin_in_the_order_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_gpus, "JOBS", {name: python("", alone=True) for name in ("first", "second", "third")})
+    monkeypatch.setattr(on_gpus, "gpus_here", lambda: ["0"])
+    assert on_gpus.main(["--out", str(tmp_path), "third", "first", "second"]) == 0
+    assert re.findall("first|second|third", (tmp_path / "summary.txt").read_text()) == ["third", "first", "second"]
 
 
 def test_refusals(capsys):
