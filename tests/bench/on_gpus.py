@@ -2,7 +2,7 @@
 
     python tests/bench/on_gpus.py --list
     python tests/bench/on_gpus.py --limit 560 --out FOLDER two_ranks data_parallel sleep counters hicache-gdn-kernel
-    python tests/bench/on_gpus.py --limit 560 --out /tmp/logs --pack FILE.tar.gz stress-gdn-rewind compile sanitize
+    python tests/bench/on_gpus.py --limit 560 --out /tmp/logs --pack FILE.tar.gz stress-gdn-replay compile sanitize
     python tests/bench/on_gpus.py --out FOLDER                                  # all of `JOBS`, in their order
 
 A job that measures has its GPUs to itself, the others share what is left, each on the GPU with the least to do. Every
@@ -130,7 +130,6 @@ JOBS: dict[str, Job] = {
             *(sys.executable, "tests/bench/sanitize.py", "--quick", "--limit", "80", "--workers", "16"),
             *("--out", "{out}/sanitize"),
         ),
-        gpus=2,
         alone=True,
     ),
 }
@@ -226,6 +225,7 @@ class Runner:
     def _start(self) -> None:
         for name, job in list(self.waiting.items()):
             if job.gpus > len(self.gpus):
+                self.failed = True
                 self._tell(name, f"not run: it needs {job.gpus} GPUs, here are {len(self.gpus)}")
                 del self.waiting[name]
                 continue

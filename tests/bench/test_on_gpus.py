@@ -76,6 +76,17 @@ def test_all_is_well_where_all_ended_well(tmp_path):
     assert Runner(jobs, ["5"], tmp_path, os.environ).run(until=time.time() + 60)
 
 
+def test_examples_name_jobs_that_there_are():
+    examples = re.findall(r"^    python tests/bench/on_gpus.py (.*?)(?: {4}.*)?$", on_gpus.__doc__, re.MULTILINE)
+    named = [re.sub(r"--\w+( [A-Z0-9/][\w./]*| /\S+)?", "", line).split() for line in examples]
+    assert len(examples) == 4 and sum(map(len, named)) > 6
+    assert not {name for names in named for name in names} - set(JOBS)
+
+
+def test_a_job_that_has_too_few_gpus_is_none_that_ended_well(tmp_path):
+    assert not Runner({"wide": python("", gpus=2)}, ["5"], tmp_path, os.environ).run(until=time.time() + 60)
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_names_files_that_are_there(name):
     paths = [word for word in JOBS[name].command if word.startswith("tests/")]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ def install() -> None:
     # 0.5.17's own prefill also numbers its states so that snapshots of all but a batch's first sequence are wrong.
     mamba.mamba_chunk_scan_combined = _on_gpu(mamba2_ops.mamba_chunk_scan_combined)
     HybridLinearKVPool.get_value_buffer = _kv_of_any_layer(HybridLinearKVPool.get_value_buffer)
+    if find_spec("cutlass") is None and find_spec("sglang.srt.layers.dual_gemm"):
+        # 0.5.23's Llama imports CuTe-DSL to find that a Hopper GPU has no such kernel.
+        from sglang.srt.layers.dual_gemm import DualGemm
+
+        DualGemm._select_mode = lambda self, gate_up_proj, hidden_size: None
 
 
 def own_experts(moe: Callable[..., Any]) -> Callable[..., Any]:
