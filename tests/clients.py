@@ -13,7 +13,6 @@ import requests
 TIMEOUT = 600.0
 """Seconds without a byte after which a client gives up: no answer here takes as long."""
 
-
 START = 1800.0
 """Seconds a server may take to answer: only one that hangs takes as long."""
 

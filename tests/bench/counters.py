@@ -1,6 +1,6 @@
 """What bounds each of our kernels, by Nsight Compute's hardware counters on a GPU.
 
-    python tests/bench/counters.py --json FILE                       # the shortfalls; some 40 seconds a case on an H200
+    python tests/bench/counters.py --seconds 480 --json FILE         # the shortfalls, some 40 seconds each on an H200
     python tests/bench/counters.py --cases gdn:4:chain:64 mamba2:16:tree:32
     python tests/bench/counters.py --quick                           # two cases: does it run?
     python tests/bench/counters.py --show FILE                       # the tables of a record again, anywhere

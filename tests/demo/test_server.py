@@ -84,7 +84,7 @@ def test_an_interrupted_stop_still_kills(make):
     with pytest.raises(ServerError, match="within 1 s"):
         server.start(timeout=1)
     process = server._process
-    wait_for(lambda: "1" in server.log.read_text(), 60)  # the signal is ignored by now
+    assert wait_for(lambda: "1" in server.log.read_text(), 60)  # the signal is ignored by now
 
     class Impatient(Exception):
         pass
