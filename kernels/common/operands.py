@@ -83,6 +83,7 @@ class Rows:
                asks.
     schedule   [>=B] int32: order in which a kernel may start its rows; any permutation gives the same results. None:
                as they lie.
+    chain      every row's tree is a chain, whatever its links say to those who do not ask.
     """
 
     slots: torch.Tensor
@@ -90,6 +91,7 @@ class Rows:
     parents: torch.Tensor | None = None
     ancestors: torch.Tensor | None = None
     schedule: torch.Tensor | None = None
+    chain: bool = False
 
     def __post_init__(self) -> None:
         check(

@@ -12,6 +12,9 @@ tokens are folded (fold.py). The nodes' raw inputs go to the window for that pur
 
 Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
 strides; window inputs [R, C, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
+
+Where all rows are chains (rows.chain) a program looks at no links, and loads what its nodes share once: each input is
+four nodes' tap. The bits are the tree's.
 """
 
 from __future__ import annotations
@@ -52,6 +55,20 @@ def _add_tap(acc, back: tl.constexpr, node, older, x_row, past, weights, stride_
 
 
 @triton.jit
+def _earlier(first, x_row, past, stride_x, inside, K: tl.constexpr):
+    """A chain's inputs before node `first`, K - 1 of them, newest first."""
+    earlier = ()
+    for back in tl.static_range(1, K):
+        node = first - back
+        tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
+        old = past[0]
+        for steps in tl.static_range(1, back):
+            old = tl.where(node == -1 - steps, past[steps], old)
+        earlier = earlier + (tl.where(node >= 0, tree, old),)  # noqa: RUF005
+    return earlier
+
+
+@triton.jit
 def _conv1d_verify_kernel(
     x,
     y,
@@ -79,6 +96,7 @@ def _conv1d_verify_kernel(
     BLOCK_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -114,7 +132,28 @@ def _conv1d_verify_kernel(
     # all loads before the first store: the compiler cannot know that they do not overlap
     outputs = ()
     inputs = ()
+    positions = ()
     for offset in tl.static_range(NODES):
+        node = first + offset
+        positions = positions + (tl.load(order_row + before + node, mask=node < N, other=0).to(tl.int64),)  # noqa: RUF005
+    if CHAIN:
+        earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
+        own = ()
+        for offset in tl.static_range(NODES):
+            node = first + offset
+            own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node < N), other=0.0),)  # noqa: RUF005
+        for offset in tl.static_range(NODES):
+            acc = start
+            for back in tl.static_range(K - 1, -1, -1):
+                if back <= offset:
+                    acc += product(own[offset - back], weights[back])
+                else:
+                    acc += product(earlier[back - offset - 1], weights[back])
+            if SILU:
+                acc = acc / (1 + tl.exp(-acc))
+            outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005
+            inputs = inputs + (own[offset].to(window_inputs.dtype.element_ty),)  # noqa: RUF005
+    for offset in tl.static_range(0 if CHAIN else NODES):
         node = first + offset
         here = inside & (node < N)
         node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
@@ -138,8 +177,7 @@ def _conv1d_verify_kernel(
         node = first + offset
         here = inside & (node < N)
         tl.store(y_row + node * DIM, outputs[offset], mask=here)
-        position = tl.load(order_row + before + node, mask=node < N, other=0).to(tl.int64)
-        tl.store(window_row + position * stride_inputs_token, inputs[offset], mask=here)
+        tl.store(window_row + positions[offset] * stride_inputs_token, inputs[offset], mask=here)
 
 
 def conv1d_verify(
@@ -159,7 +197,7 @@ def conv1d_verify(
     weight       [dim, K] float, inner contiguous, K in 2..4: read.
     bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
-    rows         slots, rows and parents are read; outputs of padding are zero.
+    rows         slots, rows and, unless they are chains, parents are read; outputs of padding are zero.
     window       of one layer: at the rows, the newest pending tokens' inputs are read, and node i's are written to
                  order[r, pending + i].
 
@@ -185,8 +223,11 @@ def conv1d_verify(
         return y
     block = min(256, triton.next_power_of_2(dim))
     blocks = triton.cdiv(dim, block)
-    # few programs: latency counts, each node has its own; many: share the weights among some nodes
-    per_program = min(triton.next_power_of_2(nodes), 4) if batch * blocks * nodes >= PROGRAMS_WANTED else 1
+    # (a choice between inputs of two types is one between two sums)
+    chain = rows.chain and x.dtype == conv_states.dtype
+    # few programs: latency counts, each node has its own; many: share weights among some nodes, and a chain's inputs
+    shared = min(triton.next_power_of_2(nodes), 8 if chain else 4)
+    per_program = shared if batch * blocks * nodes >= PROGRAMS_WANTED else 1
     _conv1d_verify_kernel[launch_grid(batch, blocks, triton.cdiv(nodes, per_program))](
         x,
         y,
@@ -214,6 +255,7 @@ def conv1d_verify(
         BLOCK_D=block,
         HAS_BIAS=bias is not None,
         SILU=silu,
+        CHAIN=chain,
         num_warps=2,
     )
     return y

@@ -108,6 +108,7 @@ class DraftStore(ABC):
             parents=self.parents(batch),
             ancestors=self.ancestors(batch),
             schedule=self.schedule,
+            chain=batch.chain,
         )
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:

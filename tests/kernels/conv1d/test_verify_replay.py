@@ -43,6 +43,7 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         batch, nodes = parents.shape
         self.parents, self.width, self.threshold, self.newest = parents, width, threshold, None
+        self.chain = False
         self.x = torch.randn(batch * nodes, dim + 6, generator=generator).to(dtype)[:, :dim]
         self.weight = torch.randn(dim, width, generator=generator).to(dtype)
         self.bias = torch.randn(dim, generator=generator).to(dtype) if bias else None
@@ -77,7 +78,7 @@ class Case:
         return changed
 
     def batch_rows(self, device):
-        return Rows(self.slots.to(device), self.rows.to(device), parents=self.parents.to(device))
+        return Rows(self.slots.to(device), self.rows.to(device), parents=self.parents.to(device), chain=self.chain)
 
     def window(self, device):
         """On copies of the window's tensors."""
@@ -296,6 +297,28 @@ def test_many_programs_path(device, monkeypatch):
     y, inputs = case.run(conv1d_verify, device)
     assert_same_bits("y", y, spread)
     assert_same_bits("inputs", inputs, case.expected_inputs())
+
+
+@pytest.mark.parametrize("programs_wanted", [0, 10**9], ids=["shared", "a node each"])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6, 8, 11])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(4, torch.bfloat16), (4, torch.float32), (3, torch.bfloat16), (2, torch.float16)]
+)
+def test_chains_have_the_bits_of_trees_that_are_chains(programs_wanted, nodes, width, dtype, device, monkeypatch):
+    case = Case(chain_parents(5, nodes), width=width, dtype=dtype, slots=[1, 0, 3, 4, 5], pending=[0, 0, 1, 2, 3])
+    monkeypatch.setattr(verify_replay, "PROGRAMS_WANTED", programs_wanted)
+    as_trees, _ = case.run(conv1d_verify, device)
+    case.chain, case.parents = True, torch.full_like(case.parents, 10**6)  # nobody asks for links
+    y, inputs = case.run(conv1d_verify, device)
+    assert_same_bits("y", y, as_trees)
+    assert_same_bits("inputs", inputs, case.expected_inputs())
+
+
+def test_a_chain_over_a_state_of_another_dtype(device):
+    case = Case(chain_parents(3, 4), dtype=torch.bfloat16, state_dtype=torch.float32, pending=[0, 1, 5])
+    as_trees, _ = case.run(conv1d_verify, device)
+    case.chain = True
+    assert_same_bits("y", case.run(conv1d_verify, device)[0], as_trees)
 
 
 @pytest.mark.parametrize(
