@@ -21,7 +21,7 @@ import triton.language as tl
 from ..common.elementary import exp_rn, softplus_rn
 from ..common.pending import pending_and_folding
 from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
-from .tiles import FACTORS, make_token_factors, per_k, per_row, split, store_token_factors, sum_over_k
+from .tiles import FACTORS, per_k, per_row, split, store_token_factors, sum_over_k
 
 
 @triton.jit
@@ -37,9 +37,10 @@ def gates(a, b, A_log, dt_bias):
 @triton.jit
 def prepare_kernel(
     q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
-    window_k, window_g, window_beta, ancestors, carried, weights, factors, fold_factors,
+    window_k, window_g, window_beta, window_factors, ancestors, carried, weights, fold_factors,
     fold_threshold, fold_at_once, capacity,
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
+    stride_factors_row, stride_factors,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
@@ -66,11 +67,11 @@ def prepare_kernel(
     window_k += row * stride_wk_row + h * K
     window_g += row * stride_gate_row + hv
     window_beta += row * stride_gate_row + hv
+    window_factors += row * stride_factors_row + hv * FACTORS
     q += token0 * stride_q + h * K
     k += token0 * stride_k + h * K
     carried += tl.program_id(0).to(tl.int64) * (N * K)
     weights += tl.program_id(0).to(tl.int64) * (N * BT)
-    factors += tl.program_id(0).to(tl.int64) * (capacity * FACTORS)
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
 
     for start in tl.range(0, folding, TOKENS, num_stages=1):
@@ -84,13 +85,14 @@ def prepare_kernel(
     mask = offs < K
     mask_tile = per_row(is_node) & per_k(mask)
     x = tl.load(q + per_row(node) * stride_q + per_k(offs), mask=mask_tile, other=0).to(tl.float32)
-    ancestor_bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
+    bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
+    if N <= 32:
+        bits = bits.to(tl.int32)
 
     # entry t of the path order: the tokens that stay pending, then nodes
     entries = order + folding
-    make_token_factors(factors, kept, entries, window_k, window_g, window_beta, stride_wk, stride_gate, K, NC * KC)
 
-    # append keys (once a group) and gates
+    # append keys (once a group), gates and what is made of both
     position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
     flat = tl.arange(0, NC * KC)
     mask_keys = is_node[:, None] & (flat < K)[None, :]
@@ -102,38 +104,51 @@ def prepare_kernel(
     g, beta = gates(raw_a, raw_b, tl.load(A_log + hv), tl.load(dt_bias + hv))
     tl.store(window_g + position * stride_gate, g, mask=is_node)
     tl.store(window_beta + position * stride_gate, beta, mask=is_node)
-    store_token_factors(factors + (kept + node) * FACTORS, keys.to(tl.float32), g, beta, is_node)
-    # the loop reads the factors back
+    store_token_factors(window_factors + position * stride_factors, keys.to(tl.float32), g, beta, is_node)
+    # the loop reads them back
     tl.debug_barrier()
 
     x = x * per_row(scale / tl.sqrt(sum_over_k(x * x) + 1e-6))
     decayed = tl.full([BN], 1.0, dtype=tl.float32)
+    # Loads run one token ahead, positions two: stores stand between.
     total = kept + N
-    # loads run one token ahead; the first pass over the keys has brought them near
-    ahead = tl.load(entries + total - 2, mask=total > 1, other=0).to(tl.int64)
+    older = tl.load(entries + total - 2, mask=total > 1, other=0).to(tl.int64)
     raw_k = tl.load(k + (N - 1) * stride_k + offs, mask=mask, other=0)
-    p_factor = factors + (total - 1) * FACTORS
+    p_factor = window_factors + tl.load(entries + total - 1).to(tl.int64) * stride_factors
     next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
-    for step in range(total):
-        t = total - 1 - step
+    newest = tl.load(entries + kept - 1, mask=kept > 0, other=0).to(tl.int64)
+    waiting_k = tl.load(window_k + newest * stride_wk + offs, mask=mask & (kept > 0), other=0)
+    # the nodes, by the argument: another program stores their keys to the window
+    for step in range(N):
+        j = N - 1 - step
         key = raw_k.to(tl.float32)
         decay, rnorm, strength = next_decay, next_rnorm, next_strength
-        # node keys come from the argument: another program stores them to the window
-        if t > kept:
-            raw_k = tl.load(k + (t - 1 - kept) * stride_k + offs, mask=mask, other=0)
-        else:
-            raw_k = tl.load(window_k + ahead * stride_wk + offs, mask=mask & (t > 0), other=0)
-        p_factor = factors + tl.maximum(t - 1, 0) * FACTORS
+        raw_k = tl.load(k + (j - 1) * stride_k + offs, mask=mask & (j > 0), other=0)
+        p_factor = window_factors + older * stride_factors
         next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
-        ahead = tl.load(entries + t - 2, mask=t > 1, other=0).to(tl.int64)
+        older = tl.load(entries + kept + j - 2, mask=kept + j > 1, other=0).to(tl.int64)
 
-        j = t - kept
-        on = (j < 0) | (node == j) | (((ancestor_bits >> tl.maximum(j, 0)) & 1) != 0)
+        on = (node == j) | (((bits >> j) & 1) != 0)
         y = tl.where(on, sum_over_k(x * per_k(key)) * strength, 0.0)
         x = x - per_row(y * rnorm) * per_k(key)
-        tl.store(weights + node * BT + t, y * decayed, mask=is_node)
+        tl.store(weights + node * BT + (kept + j), y * decayed, mask=is_node)
         # after y: a token's own decay acts on what came before it
         decayed = tl.where(on, decayed * decay, decayed)
+    # the tokens that stay pending: every node comes after them
+    raw_k = waiting_k
+    for step in range(kept):
+        t = kept - 1 - step
+        key = raw_k.to(tl.float32)
+        decay, rnorm, strength = next_decay, next_rnorm, next_strength
+        raw_k = tl.load(window_k + older * stride_wk + offs, mask=mask & (t > 0), other=0)
+        p_factor = window_factors + older * stride_factors
+        next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
+        older = tl.load(entries + t - 2, mask=t > 1, other=0).to(tl.int64)
+
+        y = sum_over_k(x * per_k(key)) * strength
+        x = x - per_row(y * rnorm) * per_k(key)
+        tl.store(weights + node * BT + t, y * decayed, mask=is_node)
+        decayed = decayed * decay
     x = x * per_row(decayed)
     p_x = carried + per_row(node) * K + per_k(offs)
     if SPLIT:

@@ -26,6 +26,12 @@ def _normalised(x: torch.Tensor) -> torch.Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2NORM_EPS)
 
 
+def token_factors(k: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """e^g, 1 / |k| and beta / |k| [..., HV, 3] of tokens: k [..., H, K], g and beta [..., HV]."""
+    norm = torch.rsqrt((k * k).sum(-1) + L2NORM_EPS).repeat_interleave(g.shape[-1] // k.shape[-2], -1)
+    return torch.stack([g.exp(), norm, beta * norm], -1)
+
+
 def _step(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """One token of many rows: state [B, HV, V, K], normalised k [B, HV, K], v [B, HV, V], g and beta [B, HV]."""
     state = state * g.exp()[..., None, None]
@@ -124,7 +130,9 @@ def gdn_verify_reference(
     state = _fold_rows(state, window, positions=rest, counts=before - folding, rows=row)
 
     node_positions = positions.gather(1, before[:, None] + torch.arange(nodes, device=before.device))
-    for held, given in ((window.k, per_node(k)), (window.v, per_node(v)), (window.g, g), (window.beta, beta)):
+    factors = token_factors(per_node(k).to(compute_dtype), g, beta)
+    inputs = ((window.k, per_node(k)), (window.v, per_node(v)), (window.g, g), (window.beta, beta))
+    for held, given in (*inputs, (window.factors, factors)):
         held[row[:, None], node_positions] = given.to(held.dtype)
 
     kn = _normalised(per_node(k).to(compute_dtype)).repeat_interleave(group, 2)

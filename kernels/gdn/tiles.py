@@ -45,8 +45,7 @@ def sum_over_k(x):
     return tl.sum(tl.sum(x, 1 - ROW_AXIS), 1)
 
 
-# tokens whose factors are made at once, and floats kept for each
-FACTOR_ROWS = tl.constexpr(16)
+# floats kept for each token
 FACTORS = tl.constexpr(3)
 
 
@@ -60,27 +59,6 @@ def store_token_factors(to, keys, g, beta, live):
     tl.store(to, exp_rn(g), mask=live)
     tl.store(to + 1, rnorm, mask=live)
     tl.store(to + 2, beta * rnorm, mask=live)
-
-
-@triton.jit
-def make_token_factors(
-    factors, count, order, window_k, window_g, window_beta, stride_k, stride_gate, K: tl.constexpr, KP: tl.constexpr
-):
-    """store_token_factors of the first `count` entries of `order`, to factors [count, 3].
-
-    A barrier before they are read!
-    """
-    offs_k = tl.arange(0, KP)
-    for start in range(0, count, FACTOR_ROWS):
-        token = start + tl.arange(0, FACTOR_ROWS)
-        live = token < count
-        at = tl.load(order + token, mask=live, other=0).to(tl.int64)
-        keys = tl.load(
-            window_k + at[:, None] * stride_k + offs_k[None, :], mask=live[:, None] & (offs_k < K)[None, :], other=0
-        )
-        g = tl.load(window_g + at * stride_gate, mask=live, other=0)
-        beta = tl.load(window_beta + at * stride_gate, mask=live, other=0)
-        store_token_factors(factors + token * FACTORS, keys.to(tl.float32), g, beta, live)
 
 
 @triton.jit

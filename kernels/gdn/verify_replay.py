@@ -49,7 +49,7 @@ from .arguments import check_groups, node_inputs
 from .fold import PART
 from .fold_tile import STEP_FLOATS, TOKENS, fold_step, load_factors, step_keys, step_tokens
 from .prepare import prepare_kernel
-from .tiles import FACTORS, may_fuse
+from .tiles import may_fuse
 from .window import GdnWindow
 
 FEW_HEADS = 512  # below this many states, a block of values a program
@@ -434,14 +434,14 @@ def gdn_verify(
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
-    factors = torch.empty(batch * heads_v, capacity, FACTORS.value, dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v)](
         q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.g, window.beta, rows.ancestors, carried, weights, factors, folds, window.fold_threshold,
+        window.k, window.g, window.beta, window.factors, rows.ancestors, carried, weights, folds, window.fold_threshold,
         window.fold_at_once, capacity,
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
+        window.factors.stride(0), window.factors.stride(1),
         **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](

@@ -18,12 +18,16 @@ class GdnWindow(Window):
     v     [(L,) R, C, HV, V] float, a token's contiguous.
     g     [(L,) R, C, HV] float32, a token's contiguous: log decay.
     beta  [(L,) R, C, HV] float32: write strength. Strides of g.
+    factors
+          [(L,) R, C, HV, 3] float32, a token's contiguous: e^g, 1 / |k| and beta / |k|, which the verifies that replay
+          the token take as they are.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     g: torch.Tensor
     beta: torch.Tensor
+    factors: torch.Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,4 +40,5 @@ class GdnWindow(Window):
             "window_v": Arg(self.v, f"{leading} HV V", FLOATS, contiguous=2),
             "window_g": Arg(self.g, f"{leading} HV", torch.float32),
             "window_beta": Arg(self.beta, f"{leading} HV", torch.float32),
+            "window_factors": Arg(self.factors, f"{leading} HV 3", torch.float32, contiguous=2),
         }

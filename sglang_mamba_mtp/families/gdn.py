@@ -28,6 +28,7 @@ class GdnFamily(Family):
             "v": TokenField((value_heads, value_dim), dtype),
             "g": TokenField((value_heads,), torch.float32),
             "beta": TokenField((value_heads,), torch.float32),
+            "factors": TokenField((value_heads, 3), torch.float32),
         }
 
     def replay(self, device: torch.device) -> VerifyOp:

@@ -45,7 +45,7 @@ import_kernels()
 
 from mamba_mtp_kernels.common.operands import Folds, Rows, States  # noqa: E402
 from mamba_mtp_kernels.gdn.fold import gdn_fold  # noqa: E402
-from mamba_mtp_kernels.gdn.reference import gdn_verify_reference  # noqa: E402
+from mamba_mtp_kernels.gdn.reference import gdn_verify_reference, token_factors  # noqa: E402
 from mamba_mtp_kernels.gdn.verify_replay import VerifyConfig, default_config, gdn_verify  # noqa: E402
 from mamba_mtp_kernels.gdn.window import GdnWindow  # noqa: E402
 
@@ -78,6 +78,8 @@ class Problem:
             "g": -torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
             "beta": torch.rand(rows, capacity, shape.HV, generator=generator, device="cuda"),
         }
+        held = self.window_inputs
+        held["factors"] = token_factors(held["k"].float(), held["g"], held["beta"])
         self.slots = 1 + torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
         self.rows = torch.randperm(rows, generator=generator, device="cuda").int().view(sets, batch)
         self.order = torch.rand(rows, capacity, generator=generator, device="cuda").argsort(1).int()

@@ -71,7 +71,8 @@ def report(
 
 
 WINDOW_POINTERS = {
-    "window_k": "bf16", "window_v": "bf16", "window_g": "fp32", "window_beta": "fp32", "order": "i32",
+    "window_k": "bf16", "window_v": "bf16", "window_g": "fp32", "window_beta": "fp32", "window_factors": "fp32",
+    "order": "i32",
 }  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def verify_reports(
     pointers = {
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
         "states": state, "slots": "i32", "rows": "i64", "pending": "i32", "ancestors": "i64",
-        "carried": "bf16" if config.split else "fp32", "weights": "fp32", "factors": "fp32",
+        "carried": "bf16" if config.split else "fp32", "weights": "fp32",
         "fold_factors": "fp32", "axis_order": "u8", "newest": "i32", "schedule": "i32",
     }  # fmt: skip
     prepare, verify = verify_module.constants_for(

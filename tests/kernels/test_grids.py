@@ -45,6 +45,7 @@ def states(*leading: int) -> States:
 def window(*leading: int) -> GdnWindow:
     size = (*leading, BATCH, THRESHOLD + 2 * NODES)
     gates = {name: empty(*size, HV, dtype=torch.float32) for name in ("g", "beta")}
+    gates["factors"] = empty(*size, HV, 3, dtype=torch.float32)
     inputs = {"k": empty(*size, H, K), "v": empty(*size, HV, V)}
     return GdnWindow(integers(BATCH + 1), integers(*size[-2:]), THRESHOLD, **inputs, **gates)
 

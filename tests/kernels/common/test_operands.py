@@ -25,6 +25,7 @@ def gdn_window(**changes) -> GdnWindow:
         "v": torch.rand(*leading, 2, 6),
         "g": torch.rand(*leading, 2),
         "beta": torch.rand(*leading, 2),
+        "factors": torch.rand(*leading, 2, 3),
     }
     return GdnWindow(**values | changes)
 
@@ -94,7 +95,7 @@ def test_folds():
 
 def test_a_window_of_all_layers_and_of_one():
     window = gdn_window()
-    assert GdnWindow.input_names() == ("k", "v", "g", "beta") and Window.input_names() == ()
+    assert GdnWindow.input_names() == ("k", "v", "g", "beta", "factors") and Window.input_names() == ()
     layer = window.layer(1)
     assert layer.pending is window.pending and layer.order is window.order and layer.fold_threshold == 2
     for name in window.input_names():

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from mamba_mtp_kernels.common.operands import Folds, States
-from mamba_mtp_kernels.gdn.reference import gdn_verify_reference
+from mamba_mtp_kernels.gdn.reference import gdn_verify_reference, token_factors
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
 from ..helpers import Bookkeeping, chain_parents, gap_between_slots, random_bookkeeping, random_tree_parents
 
-WINDOWS = ("window_k", "window_v", "window_g", "window_beta")
+WINDOWS = ("window_k", "window_v", "window_g", "window_beta", "window_factors")
 
 
 @dataclass
@@ -156,7 +156,8 @@ def make_case(
     beta = randn(rows, capacity, HV) if beta_logit is None else torch.full((rows, capacity, HV), beta_logit)
     window_beta = beta.sigmoid()
     free = books.free_entries()
-    for window in (window_k, window_v, window_g, window_beta):
+    window_factors = token_factors(window_k.float(), window_g, window_beta)
+    for window in (window_k, window_v, window_g, window_beta, window_factors):
         window[free] = math.nan
     checkpoint = randn(slots, HV, V, K)
     unused = torch.ones(slots, dtype=torch.bool)
@@ -182,6 +183,7 @@ def make_case(
         "window_v": on_device(window_v),
         "window_g": on_device(window_g),
         "window_beta": on_device(window_beta),
+        "window_factors": on_device(window_factors),
     }
     return Case(books.to(device), tensors, scale=K**-0.5)
 

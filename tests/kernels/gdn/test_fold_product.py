@@ -12,6 +12,7 @@ import triton.language as tl
 from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.gdn.fold import gdn_fold
 from mamba_mtp_kernels.gdn.fold_tile import step_factors, step_tokens
+from mamba_mtp_kernels.gdn.reference import token_factors
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
@@ -165,7 +166,7 @@ def test_folds_drift_no_more_than_plain_decode(kind, device):
         plain, exact = plain_fold(plain, tokens), plain_fold(exact, tokens)
         k, v = (x[None, None, :, None].to(device) for x in tokens[:2])
         g, beta = (x[None, None, :, None].to(device) for x in tokens[2:])
-        window = GdnWindow(pending.expand(2).contiguous(), order, 0, k, v, g, beta)
+        window = GdnWindow(pending.expand(2).contiguous(), order, 0, k, v, g, beta, token_factors(k, g, beta))
         gdn_fold(States(ours), window, Folds(one, one, row, torch.full_like(one, 9)))
         if fold in (1, 16, 256):
             product, today = rms_ratio(ours[0, 1, 0], exact), rms_ratio(plain, exact)
