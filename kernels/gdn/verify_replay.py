@@ -305,11 +305,18 @@ class VerifyConfig:
 
 
 def default_config(
-    *, nodes: int, values: int, exact: bool, fold_threshold: int, heads: int = FEW_HEADS, overlap: bool = False
+    *,
+    nodes: int,
+    values: int,
+    exact: bool,
+    fold_threshold: int,
+    heads: int = FEW_HEADS,
+    narrow: bool = False,
+    overlap: bool = False,
 ) -> VerifyConfig:
     """The configuration gdn_verify uses: values is V, heads is rows times HV.
 
-    exact asks for float32 products; overlap needs a Hopper GPU.
+    exact asks for float32 products; narrow: states have 16 bits; overlap needs a Hopper GPU.
     """
     tokens = fold_threshold + nodes
     many = heads >= FEW_HEADS
@@ -322,7 +329,8 @@ def default_config(
         blocks=triton.cdiv(values, block_v) if many else 1,
         num_warps=1 if once and not many else warps,
         prepare_warps=2 if nodes > 8 else 1,
-        num_stages=2 if many else 1,
+        # of blocks of half the bytes one more has to be on its way
+        num_stages=(3 if narrow and once else 2) if many else 1,
         fold_stages=2 if many else 1,
         split=not exact,
         overlap=overlap,
@@ -425,7 +433,7 @@ def gdn_verify(
     if config is None:
         config = default_config(
             nodes=nodes, values=dim_v, exact=q.dtype == torch.float32, fold_threshold=window.fold_threshold,
-            heads=batch * heads_v, overlap=_overlaps(q.device),
+            heads=batch * heads_v, narrow=states.data.element_size() == 2, overlap=_overlaps(q.device),
         )  # fmt: skip
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,

@@ -154,7 +154,13 @@ def main() -> int:
         where = f"state={state} {'either order' if either else 'VK'}"
         for nodes, window, keeps_newest in itertools.product(args.nodes, args.window, (False, True)):
             config = verify_module.default_config(
-                nodes=nodes, values=V, exact=False, fold_threshold=window, heads=args.batch * HV, overlap=True
+                nodes=nodes,
+                values=V,
+                exact=False,
+                fold_threshold=window,
+                heads=args.batch * HV,
+                narrow=state != "fp32",
+                overlap=True,
             )
             config = replace(config, **changes)
             prepare, verify = verify_reports(nodes, window, state, config, either, keeps_newest)

@@ -47,6 +47,7 @@ def gdn_verify(nodes: int, state: str, kernel: int) -> Report:
             exact=False,
             fold_threshold=window,
             heads=BATCH * gdn.HV,
+            narrow=state != "fp32",
             overlap=capability >= 90,
         )
         return gdn.verify_reports(nodes, window, state, config)[kernel]

@@ -43,7 +43,7 @@ def drawn(vocab: int) -> Scenario:
     """The same at a temperature, and the first prompt once more without."""
     plain = turns(vocab)
     warm = [replace(request, temperature=1.5) for request in plain.requests]
-    return replace(plain, requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
+    return replace(plain, name="drawn", requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
 
 
 def returning(vocab: int, conversations: int = 8, rounds: int = 3, together: int = 2) -> Scenario:

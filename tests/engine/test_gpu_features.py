@@ -165,7 +165,7 @@ def test_sampled(cell, engines):
     tokens as with SGLang's verify, and the states of these."""
     result, _ = engines[cell]
     check_engine(cell, result)
-    assert result.outcomes["turns/a1"].tokens != result.outcomes["turns/cold"].tokens, "nothing was drawn"
+    assert result.outcomes["drawn/a1"].tokens != result.outcomes["drawn/cold"].tokens, "nothing was drawn"
     assert drawn_otherwise(result, engines[stock_of(cell)][0]) == []
     check_states(result)
 

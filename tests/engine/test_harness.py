@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from . import child, scenarios
+from . import child, gpu_engines, scenarios
 from .harness import STATE_BOUND, EngineError, baseline, reference_states, run, token_differences
 from .matrix import EVERYWHERE, FAMILIES, FEW_SLOTS, IN_FULL, MODES, Case, in_modes, marks
 from .scenario import Request, Scenario
@@ -149,3 +149,12 @@ def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
 def test_wrong_layout_bit_is_seen(checkpoint, mode, fault, family):
     kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "extra_buffer", mode), fault)
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND
+
+
+def test_what_is_asked_of_one_gpu_engine_has_a_name_each():
+    """Cells of several kinds share a plain engine, which is asked what each of them is asked."""
+    cells = [
+        gpu_engines.Cell(Case("gdn", "nextn-chain", "no_buffer", "replay"), kind=kind) for kind in gpu_engines.KINDS
+    ]
+    asked = {scenario for cell in cells for scenario in gpu_engines._todo(cell, 704)}
+    assert len({scenario.name for scenario in asked}) == len(asked)

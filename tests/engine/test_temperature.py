@@ -46,7 +46,7 @@ def test_a_prefill_draws(checkpoint):
     """Or the test above would say nothing of temperatures."""
     spec = Case("gdn", *CELL["gdn"], "replay").spec(checkpoint("gdn"))
     cold, warm = (run(spec, [make(checkpoint.vocab)]) for make in (scenarios.turns, scenarios.drawn))
-    assert cold.outcomes["turns/a1"].tokens[0] != warm.outcomes["turns/a1"].tokens[0]
+    assert cold.outcomes["turns/a1"].tokens[0] != warm.outcomes["drawn/a1"].tokens[0]
 
 
 @pytest.mark.slow
@@ -57,4 +57,4 @@ def test_with_seeds_draws_hang_on_the_request_alone(checkpoint):
     unseeded = dataclasses.replace(ours, seeded=False)
     first, again, otherwise = (run(spec, [scenarios.drawn(checkpoint.vocab)]) for spec in (ours, others, unseeded))
     assert drawn_otherwise(first, again) == []
-    assert "turns/a1" in drawn_otherwise(first, otherwise), "nothing was drawn"
+    assert "drawn/a1" in drawn_otherwise(first, otherwise), "nothing was drawn"
