@@ -205,6 +205,7 @@ def _look_at_gdn(runner: Any) -> dict[str, Any]:
                 "v": (layer.num_v_heads, layer.head_v_dim),
                 "g": heads,
                 "beta": heads,
+                "factors": (*heads, 3),
             }
         )
     return {"layers": shapes, "fields": {name: field.shape for name, field in fields.items()}}
@@ -312,6 +313,7 @@ def test_window_fields_of_released_gdn_models(value_heads: int, ranks: int):
         "v": (value_heads // ranks, 128),
         "g": (value_heads // ranks,),
         "beta": (value_heads // ranks,),
+        "factors": (value_heads // ranks, 3),
     }
 
 
