@@ -197,7 +197,7 @@ def conv1d_verify(
     weight       [dim, K] float, inner contiguous, K in 2..4: read.
     bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
-    rows         slots, rows and, unless they are chains, parents are read; outputs of padding are zero.
+    rows         slots, rows and parents (of chains their shape alone) are read; outputs of padding are zero.
     window       of one layer: at the rows, the newest pending tokens' inputs are read, and node i's are written to
                  order[r, pending + i].
 

@@ -403,7 +403,7 @@ def gdn_verify(
              order they have.
     rows     slots, rows, ancestors and schedule are read; outputs of padding are zero.
     window   of one layer: at the rows, pending tokens are read, and node i of row r is written to
-             order[r, pending + i]: k and v raw, in their dtype, g and beta in float32. pending stays as it is.
+             order[r, pending + i]: k and v raw, in their dtype, g, beta and factors in float32. pending stays as it is.
     config   how to cut it up; None: the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
