@@ -1,4 +1,4 @@
-"""What the tree convolutions share: steps up a node's path, and the rounding of one tap.
+"""What the tree convolutions share: steps up a node's path, the rounding of one tap, and the activation.
 
 Rounding follows SGLang's causal_conv1d_update (Triton): each product in the operands' common dtype (so bf16 x bf16
 rounds to bf16), summed in float32.
@@ -34,3 +34,9 @@ def add_tap(acc, node, tree, old, weight):
         return acc + product(tl.where(node >= 0, tree, old), weight)
     # the sum on each side: multiply and add contract to one rounding, as in stock
     return tl.where(node >= 0, acc + product(tree, weight), acc + product(old, weight))
+
+
+@triton.jit
+def activated(acc, SILU: tl.constexpr):
+    """The sum, or its SiLU."""
+    return acc / (1 + tl.exp(-acc)) if SILU else acc

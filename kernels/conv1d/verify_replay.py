@@ -27,7 +27,7 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import Rows
 from .options import check_width, has_silu
-from .taps import above, add_tap, product
+from .taps import above, activated, add_tap, product
 from .window import ConvWindow
 
 PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
@@ -130,18 +130,15 @@ def _conv1d_verify_kernel(
     if HAS_BIAS:
         start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     # all loads before the first store: the compiler cannot know that they do not overlap
-    outputs = ()
-    inputs = ()
     positions = ()
+    own = ()
+    outputs = ()
     for offset in tl.static_range(NODES):
         node = first + offset
         positions = positions + (tl.load(order_row + before + node, mask=node < N, other=0).to(tl.int64),)  # noqa: RUF005
+        own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node < N), other=0.0),)  # noqa: RUF005
     if CHAIN:
         earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
-        own = ()
-        for offset in tl.static_range(NODES):
-            node = first + offset
-            own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node < N), other=0.0),)  # noqa: RUF005
         for offset in tl.static_range(NODES):
             acc = start
             for back in tl.static_range(K - 1, -1, -1):
@@ -149,35 +146,30 @@ def _conv1d_verify_kernel(
                     acc += product(own[offset - back], weights[back])
                 else:
                     acc += product(earlier[back - offset - 1], weights[back])
-            if SILU:
-                acc = acc / (1 + tl.exp(-acc))
-            outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005
-            inputs = inputs + (own[offset].to(window_inputs.dtype.element_ty),)  # noqa: RUF005
-    for offset in tl.static_range(0 if CHAIN else NODES):
-        node = first + offset
-        here = inside & (node < N)
-        node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
-        node2 = above(node1, parents_row)
-        older2 = tl.where(node1 < 0, 1, 0)
-        node3 = above(node2, parents_row)
-        older3 = older2 + tl.where(node2 < 0, 1, 0)
-        acc = start
-        if K >= 4:
-            acc = _add_tap(acc, 3, node3, older3, x_row, past, weights, stride_x, here)
-        if K >= 3:
-            acc = _add_tap(acc, 2, node2, older2, x_row, past, weights, stride_x, here)
-        acc = _add_tap(acc, 1, node1, 0, x_row, past, weights, stride_x, here)
-        own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=here, other=0.0)
-        acc += product(own, weights[0])
-        if SILU:
-            acc = acc / (1 + tl.exp(-acc))
-        outputs = outputs + (acc.to(y.dtype.element_ty),)  # noqa: RUF005
-        inputs = inputs + (own.to(window_inputs.dtype.element_ty),)  # noqa: RUF005
+            outputs = outputs + (activated(acc, SILU).to(y.dtype.element_ty),)  # noqa: RUF005
+    else:
+        for offset in tl.static_range(NODES):
+            node = first + offset
+            here = inside & (node < N)
+            node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
+            node2 = above(node1, parents_row)
+            older2 = tl.where(node1 < 0, 1, 0)
+            node3 = above(node2, parents_row)
+            older3 = older2 + tl.where(node2 < 0, 1, 0)
+            acc = start
+            if K >= 4:
+                acc = _add_tap(acc, 3, node3, older3, x_row, past, weights, stride_x, here)
+            if K >= 3:
+                acc = _add_tap(acc, 2, node2, older2, x_row, past, weights, stride_x, here)
+            acc = _add_tap(acc, 1, node1, 0, x_row, past, weights, stride_x, here)
+            acc += product(own[offset], weights[0])
+            outputs = outputs + (activated(acc, SILU).to(y.dtype.element_ty),)  # noqa: RUF005
     for offset in tl.static_range(NODES):
         node = first + offset
         here = inside & (node < N)
         tl.store(y_row + node * DIM, outputs[offset], mask=here)
-        tl.store(window_row + positions[offset] * stride_inputs_token, inputs[offset], mask=here)
+        stored = own[offset].to(window_inputs.dtype.element_ty)
+        tl.store(window_row + positions[offset] * stride_inputs_token, stored, mask=here)
 
 
 def conv1d_verify(

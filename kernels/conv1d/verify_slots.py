@@ -24,7 +24,7 @@ from ..common.arguments import FLOATS, Arg, check
 from ..common.grid import launch_grid
 from ..common.operands import NodeSlots
 from .options import check_width, has_silu
-from .taps import above, add_tap
+from .taps import above, activated, add_tap
 
 TILE = 512  # (node, channel) pairs of a program
 MIN_CHANNELS = 32  # a warp's worth: narrower loads waste memory sectors
@@ -102,8 +102,7 @@ def _conv1d_verify_slots_kernel(
         tree, old = _load_inputs(up, age, channel, inside, x_row, old_row, stride_x, stride_state_dim, stride_tok, K)
         weights = weight + channel * stride_weight + (K - 1 - tap if IS_TREE else tap)
         acc = add_tap(acc, up, tree, old, tl.load(weights, mask=channel < DIM, other=0.0))
-    if SILU:
-        acc = acc / (1 + tl.exp(-acc))
+    acc = activated(acc, SILU)
 
     element = tl.arange(0, BLOCK_E)[None, :]
     entry = element % (K - 1)
