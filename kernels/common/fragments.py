@@ -147,9 +147,22 @@ def state_addends(state, PARTNER: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _as_of_no_load(x):
+    """x float32, which the compiler no longer follows to a load.
+
+    It takes the columns of a product in an order (kWidth) that goes by the narrowest load it finds behind a factor, so
+    that a 16-bit state fresh from memory and the same numbers out of a loop would be summed in different orders.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _dot(left, right, acc, NATIVE: tl.constexpr):
     if left.dtype == tl.float32 and right.dtype == tl.float32:
-        return tl.dot(left, right, acc, input_precision="tf32x3" if NATIVE else "ieee")
+        if NATIVE:
+            return tl.dot(_as_of_no_load(left), right, acc, input_precision="tf32x3")
+        else:
+            return tl.dot(left, right, acc, input_precision="ieee")
     elif NATIVE and left.dtype == right.dtype:
         return tl.dot(left, right, acc)
     else:

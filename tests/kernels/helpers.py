@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -24,6 +27,13 @@ def rms_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
     if error == 0:
         return 0.0
     return error / norm if norm > 0 else math.inf
+
+
+def run_compiling(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """python -m `module`, in a process whose Triton compiles and does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def assert_close(name: str, actual: torch.Tensor, expected: torch.Tensor, limit: float) -> None:

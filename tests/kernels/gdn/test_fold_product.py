@@ -16,7 +16,16 @@ from mamba_mtp_kernels.gdn.reference import token_factors
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
-from ..helpers import DTYPE_PAIRS, FOLDING, assert_close, assert_same_bits, folded_by, rms_ratio, settled_by
+from ..helpers import (
+    DTYPE_PAIRS,
+    FOLDING,
+    assert_close,
+    assert_same_bits,
+    folded_by,
+    rms_ratio,
+    run_compiling,
+    settled_by,
+)
 from .case import WINDOWS, make_case
 from .slots_case import turned
 
@@ -190,6 +199,13 @@ def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype
     folded_by(gdn_fold, settled)
     assert_same_bits("checkpoint", settled.tensors["checkpoint"], folding.tensors["checkpoint"])
     assert_same_bits("o", settled.run(gdn_verify), o)
+
+
+def test_products_sum_in_one_order_however_many_steps_fold():
+    """What the interpreter cannot show: of float32 factors the compiler chooses the order, kernel by kernel."""
+    run = run_compiling(f"{__package__}.product_orders")
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    assert run.stdout.count("kWidth") == 3, run.stdout
 
 
 def test_settle_has_a_verifys_bits_in_either_axis_order(device):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
+from ..helpers import run_compiling
 from ..ptx import stored_values
 from .stock import stock_module
 
@@ -13,9 +10,7 @@ from .stock import stock_module
 def test_contractions_are_those_of_stock() -> None:
     """Bits hang on which product of a sum the compiler fuses, and it is easily led to another."""
     stock_module()  # or skip
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.slots_ptx"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    run = run_compiling(f"{__package__}.slots_ptx")
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
     assert run.stdout.count("stored values differ") >= 6, run.stdout
 
