@@ -1,4 +1,4 @@
-"""The whole of it on a tiny model: a server, three loads, the record; and an interruption while a server starts."""
+"""The whole of it on a tiny model: a server, four loads, the record; and an interruption while a server starts."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def content(tmp_path: Path) -> dict:
 
 def test_a_server_and_its_loads(tmp_path):
     flags = ["--modes", "rewind", "--concurrency", "1,3", "--accept", "3", "--output-len", "24"]
+    flags += ["--request-rate", "2", "--rate-seconds", "2", "--max-running-requests", "3"]
     flags += ["--conversations", "3", "--turns", "3", "--turn-len", "7"]
     told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=START)
     assert told.returncode == 0, told.stdout + told.stderr
@@ -42,15 +43,16 @@ def test_a_server_and_its_loads(tmp_path):
     assert server["plugin"]["mode"] == "replay"
     assert server["max_running_requests"] == 3
     assert server["state_slots"] > 3
-    first, second = found["loads"]
-    assert (first["server"], second["server"]) == (0, 0)
-    for load, requests in ((first, 1), (second, 3)):
+    first, second, at_a_rate = found["loads"]
+    assert (at_a_rate["load"], at_a_rate["request_rate"], at_a_rate["concurrency"]) == ("2/s", 2.0, None)
+    for load, requests in ((first, 1), (second, 3), (at_a_rate, at_a_rate["prompts"])):
+        assert load["server"] == 0
         figures, seen = load["bench_serving"], load["server_log"]
         assert figures["total_output_tokens"] == 24 * requests
         assert figures["total_input_tokens"] == 32 * requests
         for name in ("output_throughput", "median_ttft_ms", "median_tpot_ms", "p99_itl_ms"):
             assert figures[name] > 0, name
-        assert seen["running_peak"] == requests
+        assert load is at_a_rate or seen["running_peak"] == requests
         assert seen["retractions"] == 0
         assert seen["accept_length"] == 3.0  # simulated: every step of every request
     assert (tmp_path / "r-throughput.png").is_file()
