@@ -291,6 +291,7 @@ def test_prometheus_evaluates_the_dashboard(watched, prometheus):
             break
         time.sleep(0.5)
     asked.join()
+    print(*(f"{', '.join(f'{value:g}' for value in values)}\t{name}" for name, values in found.items()), sep="\n")
     assert {name: values for name, values in found.items() if len(values) != 1 or values[0] != values[0]} == {}
 
 
