@@ -40,3 +40,13 @@ def add_tap(acc, node, tree, old, weight):
 def activated(acc, SILU: tl.constexpr):
     """The sum, or its SiLU."""
     return acc / (1 + tl.exp(-acc)) if SILU else acc
+
+
+@triton.jit
+def activated_in_powers_of_two(acc, SILU: tl.constexpr):
+    """`activated` with three or four instructions fewer; on a GPU the same bits.
+
+    tl.exp multiplies by the same number. But it takes care of powers too small for a normal float32, and here all of
+    them vanish beside the one.
+    """
+    return acc / (1 + tl.exp2(acc * -1.4426950408889634)) if SILU else acc

@@ -15,6 +15,11 @@ strides; window inputs [R, C, dim]. A program owns BLOCK_D channels of NODES con
 
 Where all rows are chains (rows.chain) a program looks at no links, and loads what its nodes share once: each input is
 four nodes' tap. The bits are the tree's.
+
+A tree's tap is a load from wherever its input lies. Where K - 1 tokens are pending and all inputs are of one type, that
+is x or the window, and a program selects places, a few scalars a tap, in place of inputs. With fewer pending it selects
+among the inputs before the root, one node at a time: all at once would take half as many registers again, from the
+other rows as well.
 """
 
 from __future__ import annotations
@@ -24,34 +29,90 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
 from .options import check_width, has_silu
-from .taps import above, activated, add_tap, product
+from .taps import above, activated_in_powers_of_two, add_tap, product
 from .window import ConvWindow
 
-PROGRAMS_WANTED = 4096  # with fewer (row, node, channel block) triples each gets its own program
+PROGRAMS_WANTED = 4096  # with fewer (row, node, 256 channels) triples each gets its own program
+TREE_NODES = 4  # of a program, where there are more
+TREE_BYTES = 1024  # of an input, 16 a thread
 
 
 @triton.jit
-def _before_the_root(older, past, inside, K: tl.constexpr):
-    """The input `older` steps before the newest one that is committed: a pending token's, or of the slot's state."""
-    pending, order_row, window_row, stride_token, state_row, stride_tok = past
-    token = pending - 1 - older
-    position = tl.load(order_row + tl.maximum(token, 0)).to(tl.int64)
-    waiting = tl.load(window_row + position * stride_token, mask=inside & (token >= 0), other=0.0)
-    state = tl.load(state_row + (K - 1 + token) * stride_tok, mask=inside & (token < 0), other=0.0)
-    return tl.where(token >= 0, waiting.to(state.dtype), state)
+def _weights(weight, stride_weight, channel, inside, K: tl.constexpr, WORDS: tl.constexpr):
+    """The taps' weights [BLOCK_D], by steps up. WORDS: a channel's are one word of 64 bits, and these lie together."""
+    weights = ()
+    if WORDS:
+        words = tl.load(weight.to(tl.pointer_type(tl.int64)) + channel, mask=inside, other=0)
+        for back in tl.static_range(K):
+            bits = (words >> (16 * (K - 1 - back))).to(tl.int16)
+            weights = weights + (bits.to(weight.dtype.element_ty, bitcast=True),)  # noqa: RUF005 (jit: no unpacking)
+    else:
+        for back in tl.static_range(K):
+            at = weight + channel * stride_weight + (K - 1 - back)
+            weights = weights + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005
+    return weights
 
 
 @triton.jit
-def _add_tap(acc, back: tl.constexpr, node, older, x_row, past, weights, stride_x, inside):
-    """acc + weight * input of the tap `back` steps up: of the node, or of `older` < back steps before the root."""
-    tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
-    old = past[0]
+def _before_the_root(where, channel, inside, K: tl.constexpr):
+    """The K - 1 newest inputs [BLOCK_D] before the root, newest first: pending tokens', then the slot's state."""
+    pending, order_row, window_row, stride_token, state_row, stride_tok = where
+    past = ()
+    for older in tl.static_range(K - 1):
+        token = pending - 1 - older
+        position = tl.load(order_row + tl.maximum(token, 0)).to(tl.int64)
+        waiting_at = window_row + position * stride_token + channel
+        waiting = tl.load(waiting_at, mask=inside & (token >= 0), other=0.0)
+        state = tl.load(state_row + (K - 1 + token) * stride_tok, mask=inside & (token < 0), other=0.0)
+        past = past + (tl.where(token >= 0, waiting.to(state.dtype), state),)  # noqa: RUF005 (jit: no unpacking)
+    return past
+
+
+@triton.jit
+def _path(node, parents_row, K: tl.constexpr):
+    """A node and its K - 1 nearest ancestors, < 0 beyond the root."""
+    path = (node,)
+    for _ in tl.static_range(1, K):
+        node = above(node, parents_row)
+        path = path + (node,)  # noqa: RUF005
+    return path
+
+
+@triton.jit
+def _beyond(path, back: tl.constexpr, past):
+    """What a path that ends before it is `back` steps up finds there, among `past`, newest first."""
+    found = past[0]
     for steps in tl.static_range(1, back):
-        old = tl.where(older == steps, past[steps], old)
-    return add_tap(acc, node, tree, old, weights[back])
+        found = tl.where(path[back - steps] < 0, past[steps], found)
+    return found
+
+
+@triton.jit
+def _sum_from_places(own, path, places, waiting, taps, channel, inside, K: tl.constexpr):
+    """A node's sum, each input loaded from x or the window. waiting: where in the window the newest tokens' lie."""
+    x_row, stride_x, window_row = places
+    weights, acc = taps
+    for back in tl.static_range(K - 1, 0, -1):
+        node = path[back]
+        row = tl.where(node >= 0, x_row, window_row)
+        offset = tl.where(node >= 0, node * stride_x, _beyond(path, back, waiting))
+        acc += product(tl.load(row + (offset + channel), mask=inside, other=0.0), weights[back])
+    return acc + product(own, weights[0])
+
+
+@triton.jit
+def _sum_from_inputs(own, path, x_row, stride_x, past, taps, inside, K: tl.constexpr):
+    """A node's sum, each input loaded from x or selected among those before the root."""
+    weights, acc = taps
+    for back in tl.static_range(K - 1, 0, -1):
+        node = path[back]
+        tree = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node >= 0), other=0.0)
+        acc = add_tap(acc, node, tree, _beyond(path, back, past), weights[back])
+    return acc + product(own, weights[0])
 
 
 @triton.jit
@@ -66,6 +127,45 @@ def _earlier(first, x_row, past, stride_x, inside, K: tl.constexpr):
             old = tl.where(node == -1 - steps, past[steps], old)
         earlier = earlier + (tl.where(node >= 0, tree, old),)  # noqa: RUF005
     return earlier
+
+
+@triton.jit
+def _chain_sums(own, earlier, taps, K: tl.constexpr):
+    """The sums of consecutive nodes of a chain, each input loaded once."""
+    weights, start = taps
+    sums = ()
+    for offset in tl.static_range(len(own)):
+        acc = start
+        for back in tl.static_range(K - 1, -1, -1):
+            if back <= offset:
+                acc += product(own[offset - back], weights[back])
+            else:
+                acc += product(earlier[back - offset - 1], weights[back])
+        sums = sums + (acc,)  # noqa: RUF005
+    return sums
+
+
+@triton.jit
+def _store(acc, own, y_at, window_at, inside, SILU: tl.constexpr):
+    """A node's output, and its input for the window."""
+    tl.store(y_at, activated_in_powers_of_two(acc, SILU).to(y_at.dtype.element_ty), mask=inside)
+    tl.store(window_at, own.to(window_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _one_by_one(
+    x_row, y_row, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, inside,
+    DIM: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Nodes `first` and following from beginning to end, whatever lies before the root."""
+    for offset in tl.range(NODES, loop_unroll_factor=1):
+        node = first + offset
+        there = fits(node, N, N % NODES == 0)
+        position = tl.load(order_new + node, mask=there, other=0).to(tl.int64)
+        own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0)
+        path = _path(tl.where(there, node, -1), parents_row, K)
+        acc = _sum_from_inputs(own, path, x_row, stride_x, past, taps, inside, K)
+        _store(acc, own, y_row + node * DIM, window_row + position * stride_token, inside & there, SILU)
 
 
 @triton.jit
@@ -97,79 +197,79 @@ def _conv1d_verify_kernel(
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
     CHAIN: tl.constexpr,
+    PLACES: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     first = tl.program_id(2) * NODES
-    inside = channel < DIM
+    inside = fits(channel, DIM, DIM % BLOCK_D == 0)
+    ALL: tl.constexpr = N % NODES == 0
     slot = tl.load(slots + b).to(tl.int64)
     y_row = y + b * N * DIM + channel
     if slot <= 0:
         for offset in tl.static_range(NODES):
             node = first + offset
-            tl.store(y_row + node * DIM, tl.zeros((BLOCK_D,), y.dtype.element_ty), mask=inside & (node < N))
+            tl.store(y_row + node * DIM, tl.zeros((BLOCK_D,), y.dtype.element_ty), mask=inside & fits(node, N, ALL))
         return
     row = tl.load(rows + b).to(tl.int64)
-    x_row = x + b * N * stride_x + channel
+    x_start = x + b * N * stride_x
+    x_row = x_start + channel
     before = tl.load(pending + slot)
     order_row = order + row * capacity
-    window_row = window_inputs + row * stride_inputs_row + channel
+    window_start = window_inputs + row * stride_inputs_row
+    window_row = window_start + channel
     state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
-    weight_col = weight + channel * stride_weight
     parents_row = parents + b * N
 
     # what every node of the program may ask for: the taps' weights, by steps up, and the inputs before the root
-    where = (before, order_row, window_row, stride_inputs_token, state_row, stride_tok)
-    past = ()
-    weights = ()
-    for back in tl.static_range(K):
-        weights = weights + (tl.load(weight_col + (K - 1 - back), mask=inside, other=0.0),)  # noqa: RUF005 (jit code)
-        if back < K - 1:
-            past = past + (_before_the_root(back, where, inside, K),)  # noqa: RUF005 (has no unpacking)
+    where = (before, order_row, window_start, stride_inputs_token, state_row, stride_tok)
+    weights = _weights(weight, stride_weight, channel, inside, K, WORDS)
     start = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
         start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    taps = (weights, start)
     # all loads before the first store: the compiler cannot know that they do not overlap
     positions = ()
     own = ()
-    outputs = ()
+    paths = ()
     for offset in tl.static_range(NODES):
         node = first + offset
-        positions = positions + (tl.load(order_row + before + node, mask=node < N, other=0).to(tl.int64),)  # noqa: RUF005
-        own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & (node < N), other=0.0),)  # noqa: RUF005
+        there = fits(node, N, ALL)
+        positions = positions + (tl.load(order_row + before + node, mask=there, other=0).to(tl.int64),)  # noqa: RUF005
+        own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0),)  # noqa: RUF005
+        if not CHAIN:
+            paths = paths + (_path(tl.where(there, node, -1), parents_row, K),)  # noqa: RUF005
+    from_places = before >= K - 1 if PLACES else False
     if CHAIN:
+        past = _before_the_root(where, channel, inside, K)
         earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
-        for offset in tl.static_range(NODES):
-            acc = start
-            for back in tl.static_range(K - 1, -1, -1):
-                if back <= offset:
-                    acc += product(own[offset - back], weights[back])
-                else:
-                    acc += product(earlier[back - offset - 1], weights[back])
-            outputs = outputs + (activated(acc, SILU).to(y.dtype.element_ty),)  # noqa: RUF005
-    else:
+        sums = _chain_sums(own, earlier, taps, K)
         for offset in tl.static_range(NODES):
             node = first + offset
-            here = inside & (node < N)
-            node1 = tl.where(node < N, above(tl.minimum(node, N - 1), parents_row), -1)
-            node2 = above(node1, parents_row)
-            older2 = tl.where(node1 < 0, 1, 0)
-            node3 = above(node2, parents_row)
-            older3 = older2 + tl.where(node2 < 0, 1, 0)
-            acc = start
-            if K >= 4:
-                acc = _add_tap(acc, 3, node3, older3, x_row, past, weights, stride_x, here)
-            if K >= 3:
-                acc = _add_tap(acc, 2, node2, older2, x_row, past, weights, stride_x, here)
-            acc = _add_tap(acc, 1, node1, 0, x_row, past, weights, stride_x, here)
-            acc += product(own[offset], weights[0])
-            outputs = outputs + (activated(acc, SILU).to(y.dtype.element_ty),)  # noqa: RUF005
-    for offset in tl.static_range(NODES):
-        node = first + offset
-        here = inside & (node < N)
-        tl.store(y_row + node * DIM, outputs[offset], mask=here)
-        stored = own[offset].to(window_inputs.dtype.element_ty)
-        tl.store(window_row + positions[offset] * stride_inputs_token, stored, mask=here)
+            here = inside & fits(node, N, ALL)
+            window_at = window_row + positions[offset] * stride_inputs_token
+            _store(sums[offset], own[offset], y_row + node * DIM, window_at, here, SILU)
+    elif from_places:
+        places = (x_start, stride_x, window_start)
+        waiting = ()
+        for older in tl.static_range(K - 1):
+            waiting = waiting + (tl.load(order_row + before - 1 - older) * stride_inputs_token,)  # noqa: RUF005
+        sums = ()
+        for offset in tl.static_range(NODES):
+            acc = _sum_from_places(own[offset], paths[offset], places, waiting, taps, channel, inside, K)
+            sums = sums + (acc,)  # noqa: RUF005
+        for offset in tl.static_range(NODES):
+            node = first + offset
+            here = inside & fits(node, N, ALL)
+            window_at = window_row + positions[offset] * stride_inputs_token
+            _store(sums[offset], own[offset], y_row + node * DIM, window_at, here, SILU)
+    else:
+        past = _before_the_root(where, channel, inside, K)
+        _one_by_one(
+            x_row, y_row, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
+            inside, DIM, N, K, NODES, SILU,
+        )  # fmt: skip
 
 
 def conv1d_verify(
@@ -213,14 +313,18 @@ def conv1d_verify(
     y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
     if batch == 0:
         return y
-    block = min(256, triton.next_power_of_2(dim))
-    blocks = triton.cdiv(dim, block)
     # (a choice between inputs of two types is one between two sums)
     chain = rows.chain and x.dtype == conv_states.dtype
     # few programs: latency counts, each node has its own; many: share weights among some nodes, and a chain's inputs
-    shared = min(triton.next_power_of_2(nodes), 8 if chain else 4)
-    per_program = shared if batch * blocks * nodes >= PROGRAMS_WANTED else 1
-    _conv1d_verify_kernel[launch_grid(batch, blocks, triton.cdiv(nodes, per_program))](
+    many = batch * triton.cdiv(dim, 256) * nodes >= PROGRAMS_WANTED
+    per_program = min(triton.next_power_of_2(nodes), 8 if chain else TREE_NODES) if many else 1
+    block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(dim))
+    inputs = window.inputs
+    # offsets within a row are of 32 bits
+    reach = max(nodes * x.stride(0), capacity * inputs.stride(1)) + dim
+    words = width == 4 and weight.itemsize == 2 and weight.is_contiguous() and weight.data_ptr() % 8 == 0
+    one_type = x.dtype == inputs.dtype == conv_states.dtype
+    _conv1d_verify_kernel[launch_grid(batch, triton.cdiv(dim, block), triton.cdiv(nodes, per_program))](
         x,
         y,
         conv_states,
@@ -231,15 +335,15 @@ def conv1d_verify(
         rows.parents,
         window.pending,
         window.order,
-        window.inputs,
+        inputs,
         capacity,
         x.stride(0),
         conv_states.stride(0),
         conv_states.stride(1),
         conv_states.stride(2),
         weight.stride(0),
-        window.inputs.stride(0),
-        window.inputs.stride(1),
+        inputs.stride(0),
+        inputs.stride(1),
         DIM=dim,
         N=nodes,
         K=width,
@@ -248,6 +352,8 @@ def conv1d_verify(
         HAS_BIAS=bias is not None,
         SILU=silu,
         CHAIN=chain,
+        PLACES=not chain and one_type and reach < 2**31,
+        WORDS=words,
         num_warps=2,
     )
     return y

@@ -97,7 +97,7 @@ LAUNCHES = {
         conv_replay,
         ("_conv1d_verify_kernel",),
         lambda: convolve(conv_replay.conv1d_verify, rows=rows(), window=conv_window()),
-        [BATCH * DIM // 256],
+        [BATCH * DIM // 512],
     ),
     "conv1d_verify_slots": (
         conv_slots,

@@ -150,8 +150,9 @@ def fold(
 
 
 def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
-    constants = {"DIM": dim, "N": nodes, "K": width, "NODES": per_program, "BLOCK_D": 256}
-    constants |= {"HAS_BIAS": True, "SILU": True, "stride_tok": 1}
+    constants = {"DIM": dim, "N": nodes, "K": width, "NODES": per_program, "BLOCK_D": 512}
+    constants |= {"HAS_BIAS": True, "SILU": True, "CHAIN": False, "PLACES": True, "WORDS": True}
+    constants |= {"stride_tok": 1}
     pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "window_inputs"), "bf16")
     pointers |= dict.fromkeys(("slots", "rows", "parents", "pending", "order"), "i32")
     return compiled_resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
