@@ -209,6 +209,16 @@ class MtpConfig:
         """An option with its value, as the operator spelled it; one not given as its flag would be."""
         return self.given.get(name) or OPTIONS[name].spelled(str(getattr(self, name)), FLAG)
 
+    def instead(self, mode: str) -> str:
+        """How the operator asks for another mode, and what of the options given has no place there."""
+        option = OPTIONS["mode"]
+        if any(text.startswith("mamba_mtp_") for text in self.given.values()):
+            words = option.spelled(repr(mode), KEYWORD)
+        else:
+            words = f"{option.spelled(mode, FLAG)} ({option.spelled(mode, VARIABLE)})"
+        idle = [text for name, text in self.given.items() if name != "mode" and name not in MODES[mode].options]
+        return words + (f", without {' and '.join(idle)}" if idle else "")
+
 
 def _choose_instead(option: str, current: str) -> str:
     able = [name for name, mode in MODES.items() if option in mode.options and name != current]
@@ -259,6 +269,11 @@ def _take(given: Mapping[str, Any], spelling: str, environ: MutableMapping[str, 
     for option in OPTIONS.values():
         value = given.get(option.dest)
         if value is not None:
+            if not str(value).strip():
+                raise MtpError(
+                    f"{option.spelled(repr(value), spelling)}: expected {option.expects}; give a value or "
+                    f"{_TAKE_BACK[spelling]}"
+                )
             environ[option.env] = str(value)
             spellings[option.name] = spelling
     if spellings:
@@ -266,19 +281,33 @@ def _take(given: Mapping[str, Any], spelling: str, environ: MutableMapping[str, 
     return MtpConfig.from_env(environ)
 
 
+def _flags_of(argv: Sequence[str]) -> argparse.Namespace:
+    """Our flags on the command line ``argv``; none where one lacks its value, which SGLang's parser will name."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    try:
+        return parser.parse_known_args(list(argv))[0]
+    except argparse.ArgumentError:
+        return argparse.Namespace()
+
+
 def mode_asked_for(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
     """The mode that the command line ``argv`` names, or else the environment, as it is written; None if neither does.
 
     For who has to know before SGLang parses its flags.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_flags(parser)
     option, environ = OPTIONS["mode"], os.environ if environ is None else environ
-    try:
-        flag = getattr(parser.parse_known_args(list(argv))[0], option.dest)
-    except argparse.ArgumentError:  # a flag without its value, which SGLang's parser will name
-        flag = None
-    return flag or environ.get(option.env, "").strip() or None
+    return getattr(_flags_of(argv), option.dest, None) or environ.get(option.env, "").strip() or None
+
+
+def to_come(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> MtpConfig:
+    """The configuration of a process with the command line ``argv`` once SGLang has parsed its flags, which win over
+    the environment. Nothing is exported.
+
+    Raises
+        MtpError: see `MtpConfig.from_env`.
+    """
+    return _take(vars(_flags_of(argv)), FLAG, dict(os.environ if environ is None else environ))
 
 
 _on_command_line = False

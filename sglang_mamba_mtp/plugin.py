@@ -55,9 +55,13 @@ def _register() -> None:
     from .hooks import flags, registry
 
     flags.take_engine_keywords()
-    mode = config.current().mode
-    # A flag is read later, in this process; off by flag must not leave hooks in it all the same.
-    if names.OFF in (mode, config.mode_asked_for(sys.argv[1:])):
+    # SGLang reads the flags later, in this process: off by flag must not leave hooks in it, nor off by variable keep
+    # out those of another mode by flag.
+    try:
+        mode = config.to_come(sys.argv[1:]).mode
+    except MtpError as error:  # a wrong value, which another mode would not set right
+        raise SystemExit(f"mamba-mtp: {error}") from error
+    if mode == names.OFF:
         registry.require(hook.target for hook in flags.HOOKS)
         registry.register(flags.HOOKS)
         return

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import config
+
 ENVIRONMENT: dict[str, str] = {
     # SGLang's is_cpu(); read when its modules are imported.
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -150,7 +152,12 @@ def hook_server_args(module: ModuleType) -> None:
     def completed(self: Any) -> None:
         done = getattr(self, "_resolution_finished", False) or getattr(self, "_resolution_failed", False)
         if not done and str(self.model_path).lower() not in ("none", "dummy"):
-            apply(self)
+            try:
+                apply(self)
+            except ValueError as error:
+                if config.on_command_line():
+                    raise SystemExit(f"mamba-mtp: {error}") from error
+                raise
         original(self)
 
     setattr(cls, name, completed)

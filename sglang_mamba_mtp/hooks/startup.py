@@ -122,7 +122,8 @@ def refuse_early(result: None, server_args: Any) -> None:
         _decide(model, server_args)
     except MtpError as error:
         if config.on_command_line():
-            raise SystemExit(str(error)) from error
+            text = str(error)
+            raise SystemExit(text if text.startswith("mamba-mtp") else f"mamba-mtp: {text}") from error
         raise
 
 

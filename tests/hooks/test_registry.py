@@ -11,10 +11,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sglang_mamba_mtp import config, plugin
+from sglang_mamba_mtp import config, cpu, plugin
 from sglang_mamba_mtp.compat import version
 from sglang_mamba_mtp.compat.surfaces import HOOKED, RELIED_ON, Surface
 from sglang_mamba_mtp.errors import MtpError
@@ -270,6 +271,14 @@ def test_ordinary_exceptions_of_registration_end_the_process(monkeypatch):
 def test_a_bad_environment_ends_the_process(forked):
     result = forked(load_plugins, SGLANG_MAMBA_MTP_MODE="fast")
     assert result.code == 1 and "SGLANG_MAMBA_MTP_MODE=fast" in result.output
+    assert "SGLang was stopped" not in result.output  # mode off would not set it right
+
+
+def test_a_bad_environment_with_mode_off_by_flag_says_what_is_bad(forked):
+    """And not to choose the mode that was chosen."""
+    result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "off"), SGLANG_MAMBA_MTP_WINDOW="abc")
+    assert result.code == 1 and "SGLANG_MAMBA_MTP_WINDOW=abc: expected a number of tokens" in result.output
+    assert "unset the variable" in result.output and "SGLang was stopped" not in result.output
 
 
 def test_entry_point_imports_nothing_that_can_fail():
@@ -294,6 +303,14 @@ def test_help_shows_the_flags(forked):
 def test_a_bad_flag_is_refused_by_name(forked):
     result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "fast"))
     assert result.code == 1 and "mamba-mtp: --mamba-mtp-mode fast: expected one of" in result.output
+
+
+@pytest.mark.skipif(not cpu.needed(), reason="sgl_kernel loads on this machine")
+def test_what_a_cpu_cannot_serve_is_refused_without_a_traceback(forked):
+    model = Path(__file__).resolve().parents[2] / "launch" / "models" / "tiny-gdn"
+    result = forked(lambda: launch("--model-path", str(model), "--device", "xpu"))
+    assert result.code == 1 and "Traceback" not in result.output, result.output
+    assert "mamba-mtp: --device xpu cannot work on a machine without a CUDA driver" in result.output
 
 
 def test_asking_for_a_mode_of_an_excluded_plugin_is_refused(forked):

@@ -102,6 +102,49 @@ def test_help_names_every_mode_and_variable():
     assert f"Default: {config.DEFAULT_MODE}" in " ".join(text.split())
 
 
+@pytest.mark.parametrize("flag", [option.flag for option in OPTIONS.values()])
+def test_an_empty_flag_is_a_wrong_one(flag):
+    with pytest.raises(MtpError, match=f"{flag} '': expected .*; give a value or leave the flag out"):
+        config.take_flags(parse(flag, ""), {})
+    assert MtpConfig.from_env({option.env: " " for option in OPTIONS.values()}) == MtpConfig()
+
+
+@pytest.mark.parametrize(
+    "argv, environ, words",
+    [
+        ("", {}, "--mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"),
+        ("--mamba-mtp-window 9", {}, "--mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off), without --mamba-mtp-window 9"),
+        (
+            "--mamba-mtp-radix rewind",
+            {"SGLANG_MAMBA_MTP_WINDOW": "9"},
+            "--mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off), "
+            "without SGLANG_MAMBA_MTP_WINDOW=9 and --mamba-mtp-radix rewind",
+        ),
+    ],
+)
+def test_what_to_choose_instead(argv, environ, words):
+    assert config.take_flags(parse(*argv.split()), environ).instead("off") == words
+
+
+def test_what_an_engine_is_to_choose_instead(monkeypatch):
+    for name in [*(option.env for option in OPTIONS.values()), config.SPELLINGS]:
+        monkeypatch.setenv(name, "")
+    asked = config.take_keywords({"mamba_mtp_window": 9})
+    assert asked.instead("off") == "mamba_mtp_mode='off', without mamba_mtp_window=9"
+
+
+def test_flags_win_before_sglang_parses_them():
+    environ = {"SGLANG_MAMBA_MTP_MODE": "fast", "SGLANG_MAMBA_MTP_WINDOW": "many"}
+    wrong = dict(environ)
+    assert config.to_come(["--mamba-mtp-mode", "replay", "--mamba-mtp-window", "4"], environ).window == 4
+    with pytest.raises(MtpError, match="SGLANG_MAMBA_MTP_WINDOW=many"):
+        config.to_come(["--mamba-mtp-mode", "replay"], environ)
+    environ = {"SGLANG_MAMBA_MTP_MODE": "slots", "SGLANG_MAMBA_MTP_WINDOW": "8"}
+    assert config.to_come(["--mamba-mtp-mode", "replay"], environ).window == 8
+    assert config.to_come(["--mamba-mtp-mode"], {}) == MtpConfig()  # SGLang's parser will say what is missing
+    assert wrong == {"SGLANG_MAMBA_MTP_MODE": "fast", "SGLANG_MAMBA_MTP_WINDOW": "many"}  # nothing was exported
+
+
 @pytest.mark.parametrize(
     "argv, environ, mode",
     [
