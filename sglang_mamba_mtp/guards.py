@@ -16,7 +16,7 @@ from . import config
 from .compat import startup
 from .errors import MtpError
 from .families.table import FAMILIES
-from .names import MAMBA2
+from .names import MAMBA2, OFF
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,14 @@ COMMON: tuple[Decline, ...] = (
         "use --tp-size instead",
     ),
     Decline(
+        "--dcp-size",
+        lambda args: args.dcp_size,
+        lambda ranks: ranks > 1,
+        "decode context parallelism makes the radix cache's pages as many times longer as there are ranks, which the "
+        "plugin's rewinding does not know and nothing here has run",
+        "remove --dcp-size (--tp-size may stay)",
+    ),
+    Decline(
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
@@ -376,7 +384,7 @@ def _refuse(refusals: list[str], mode: str, model: str) -> None:
     lines = "\n".join(f"  - {text}" for text in refusals)
     raise MtpError(
         f"mamba-mtp mode {mode!r} cannot serve this {model} model:\n{lines}\n"
-        f"Or serve with SGLang's own verify: --mamba-mtp-mode off (SGLANG_MAMBA_MTP_MODE=off)"
+        f"Or serve with SGLang's own verify: {config.current().instead(OFF)}"
     )
 
 

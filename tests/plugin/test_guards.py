@@ -49,6 +49,7 @@ def arguments(**changed) -> SimpleNamespace:
         "disaggregation_mode": "null",
         "disaggregation_decode_enable_offload_kvcache": False,
         "pp_size": 1,
+        "dcp_size": 1,
         "cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="full")),
         "cuda_graph_backend_decode": None,
         "linear_attn_backend": "triton",
@@ -82,6 +83,7 @@ REFUSED = [
     ({"speculative_algorithm": "dflash", "disaggregation_mode": "decode"}, "--speculative-algorithm dflash"),
     ({"disaggregation_decode_enable_offload_kvcache": True}, "--disaggregation-decode-enable-offload-kvcache True"),
     ({"pp_size": 2}, "--pp-size 2"),
+    ({"dcp_size": 2}, "--dcp-size 2"),
     (
         {"cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="breakable"))},
         "--cuda-graph-backend-decode breakable",
