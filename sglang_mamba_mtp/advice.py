@@ -17,11 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mamba_mtp_kernels.common.operands import MAX_NODES
+
 from . import config, names
 from .compat import planning, startup
 from .costs.beside import WORKSPACES, graph_bytes
 from .costs.step import Drafting, StepModel, machine_named, state_traffic
 from .errors import MtpError
+from .families.table import FAMILIES
 from .state import sizing
 from .state.rewind import SLOTS_PER_REQUEST, SLOTS_PER_REQUEST_WITH_HOST
 from .state.window import threshold_for
@@ -124,6 +127,7 @@ def advise(options: argparse.Namespace) -> Advice:
     folder = Path(options.model_path)
     if (folder.is_absolute() or folder.exists()) and not (folder / "config.json").is_file():
         raise MtpError(f"--model-path {folder}: there is no config.json")
+    _check_drafts(options)
     if options.window is not None:
         os.environ[config.OPTIONS["window"].env] = str(options.window)
     plain = planning.Setting(
@@ -145,6 +149,7 @@ def advise(options: argparse.Namespace) -> Advice:
             raise MtpError(
                 f"--model-path {options.model_path} is no model this plugin serves ({kind}): SGLang serves it unchanged"
             )
+        _check_model(options, family, found.model_config)
         slot_bytes = startup.cache_params(found.model_config).mamba_cache_per_req
         weights, weights_from = _weights(options, found.model_config)
 
@@ -248,7 +253,7 @@ def _row(
             rest = sizing.size_with(way.holds, size, found, memory, family, rewinds_to)
         slots = int(startup.schedule().max_mamba_cache_size)
         if rest <= 0:
-            raise MtpError("nothing is left for the KV cache")
+            raise MtpError("nothing is left for the KV cache (fewer --max-running-requests, or more memory)")
         tokens = found.config_from_budget(int(rest * GIB)).max_total_num_tokens
         requests = found.resolve_max_num_reqs(tokens)
         slot = startup.cache_params(found.model_config).mamba_cache_per_req
@@ -336,6 +341,44 @@ def _weights(options: argparse.Namespace, model_config: Any) -> tuple[float, str
     except ValueError as error:
         raise MtpError(f"{error}: say with --weights how many GiB the model's files take") from error
     return size.total * model_config.dtype.itemsize / GIB, "counted from config.json"
+
+
+def _check_drafts(options: argparse.Namespace) -> None:
+    """Refuse drafts and options that a server is refused with.
+
+    Raises
+        MtpError: names the option, the value and what to do.
+    """
+    nodes, algorithm = options.draft_nodes, options.algorithm.upper()
+    if nodes > MAX_NODES:
+        raise MtpError(f"--draft-nodes {nodes}: a verify takes {MAX_NODES} at most; use {MAX_NODES} or fewer")
+    follows = options.topk == 1 and algorithm not in ("NGRAM", "DFLASH")  # SGLang takes a chain's nodes from its steps
+    if follows and options.draft_steps not in (None, nodes - 1):
+        raise MtpError(
+            f"--draft-steps {options.draft_steps}: a chain of {nodes} nodes is drafted in {nodes - 1}; leave it "
+            f"out, or say with --topk how many branches a tree has"
+        )
+    if options.mode == names.SLOTS:
+        if options.window is not None:
+            raise MtpError(f"--window {options.window}: no effect in mode slots; leave it out")
+        if options.radix_strategy == names.REWIND:
+            raise MtpError("--radix-strategy rewind: states are rewound in mode replay alone; leave one of the two out")
+
+
+def _check_model(options: argparse.Namespace, family: str, model_config: Any) -> None:
+    """The same with what hangs on the model.
+
+    Raises
+        MtpError: names the option, the value and what to do.
+    """
+    longest = FAMILIES[family].longest_window
+    if options.window is not None and options.window > longest:
+        raise MtpError(f"--window {options.window}: a verify of a {family} model takes {longest} at most")
+    if model_config.num_attention_heads % options.tp:
+        raise MtpError(
+            f"--tp {options.tp}: the model's {model_config.num_attention_heads} attention heads cannot be split evenly "
+            f"over so many ranks"
+        )
 
 
 def _most_requests(rows: Sequence[Row]) -> Row:

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model-path", required=True, help="a folder with config.json, or a name that SGLang can look up")
     add("--gpu-memory", type=_positive, required=True, metavar="GIB", help="memory of one GPU")
-    add("--mem-fraction-static", type=_positive, help="share of it for weights and pools (default: 0.85 or less)")
+    add("--mem-fraction-static", type=_share, help="share of it for weights and pools (default: 0.85 or less)")
     add("--tp", type=_whole(1), default=1, help="tensor-parallel ranks (default 1)")
     add("--weights", type=_positive, metavar="GIB", help="size of the model's files; looked up or counted by default")
     add("--mode", choices=(names.REPLAY, names.SLOTS), help="only this mode of the plugin, beside SGLang's own ways")
@@ -68,6 +68,13 @@ def _positive(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _positive(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0 and below 1")
     return value
 
 

@@ -108,7 +108,7 @@ def configurator(setting: Setting) -> Iterator[Any]:
         try:
             server_args = _resolved_args(setting)
         except (ValueError, AssertionError, OSError, NotImplementedError) as error:
-            raise MtpError(f"SGLang refuses this: {error or type(error).__name__}") from error
+            raise MtpError(f"SGLang refuses this: {str(error) or type(error).__name__}") from error
         _publish(context, server_args)
         settled: dict[str, Any] = {
             # What the CPU, or the search for a GPU, would have decided.

@@ -271,6 +271,7 @@ def advise_main(*argv: str) -> None:
         ("--tp", "0", "0: expected a whole number of 1 or more"),
         ("--draft-nodes", "1", "1: expected a whole number of 2 or more"),
         ("--window", "-3", "-3: expected a whole number of 0 or more"),
+        ("--mem-fraction-static", "1.5", "1.5: expected a number above 0 and below 1"),
         ("--gpu", "RTX4090", "RTX4090: expected one of B200, H200, "),
     ],
 )
@@ -283,6 +284,24 @@ def test_a_bad_value_is_a_usage_error(capsys, flag, value, expected):
     assert f"argument {flag}: {expected}" in told
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--draft-nodes 65", ["--draft-nodes 65", "64 or fewer"]),
+        ("--draft-nodes 8 --draft-steps 3", ["--draft-steps 3", "in 7", "--topk"]),
+        ("--mode slots --window 8", ["--window 8", "no effect in mode slots"]),
+        ("--mode slots --radix-strategy rewind", ["--radix-strategy rewind", "replay alone"]),
+        ("--window 300", ["--window 300", "256 at most"]),
+        ("--tp 3", ["--tp 3", "16 attention heads"]),
+    ],
+)
+def test_what_a_server_is_refused_with_is_no_advice(forked, argv, words):
+    shape = MODELS.with_name("shapes") / "qwen3-next-80b"
+    result = forked(lambda: advise_main("--model-path", str(shape), "--gpu-memory", "140", *argv.split()))
+    assert result.code == 1 and "Traceback" not in result.output, result.output
+    assert all(word in result.output for word in words), result.output
+
+
 def test_a_gpu_may_be_said_in_full():
     options = advise.parser().parse_args(["--model-path", "m", "--gpu-memory", "80", "--gpu", "NVIDIA H200"])
     assert options.gpu == "NVIDIA H200"
@@ -292,19 +311,18 @@ def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked, sglang):
     """Of a version that holds its records for all requests asked for, too, without a word on how many these are.
     README's table has the newest one's numbers."""
     shape = MODELS.with_name("shapes") / "qwen3-next-80b"
-    argv = ["--model-path", str(shape), "--gpu-memory", "140", "--tp", "2", "--radix-strategy", "extra_buffer"]
+    argv = ["--model-path", str(shape), "--gpu-memory", "140", "--tp", "2"]
 
     def asked() -> None:
         found = arithmetic.advise(advise.parser().parse_args(argv))
-        more = arithmetic.advise(
-            advise.parser().parse_args([*argv, "--max-running-requests", str(_requests_of_the_flag(found) + 1)])
-        )
+        one_more = ["--radix-strategy", "extra_buffer", "--max-running-requests", str(_requests_of_the_flag(found) + 1)]
+        more = arithmetic.advise(advise.parser().parse_args([*argv, *one_more]))
         print("advice:", json.dumps([advise.asdict(found), _requests_of_the_flag(more)]))
 
     result = forked(asked)
     assert result.code == 0, result.output[-3000:]
     found, with_one_more = told(result.output, "advice: ")
-    rows = {row["way"]: row for row in found["rows"]}
+    rows = {row["way"]: row for row in found["rows"] if row["strategy"] == "extra_buffer"}
     flag = rows["ReplaySSM flag"]
     assert not flag["why"]
     assert rows["SGLang's verify"]["requests"] < flag["requests"] < rows["no speculation"]["requests"]
@@ -313,12 +331,17 @@ def test_sglangs_flag_is_asked_for_as_many_requests_as_run(forked, sglang):
     if sglang != NEWEST:
         return
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    for way, row in rows.items():
+    strategies = ["rewind", "extra_buffer", "extra_buffer_lazy", "no_buffer"]  # its columns
+    for way in rows:
         start = {"ReplaySSM flag": "SGLang's ReplaySSM flag", "replay": "`replay`", "slots": "`slots`"}.get(way, way)
-        (line,) = re.findall(rf"^\| {re.escape(start)} \|.* (\d+) \(5\) \|", readme, re.MULTILINE)
-        assert int(line) == row["requests"], f"README's table of requests, {way}"
+        (line,) = re.findall(rf"^\| {re.escape(start)} \|(.* \(5\) \|.*)\|$", readme, re.MULTILINE)
+        cells = [re.sub(r"\*|\(\d\)", "", cell).strip() for cell in line.split("|")]
+        told_here = {
+            row["strategy"]: str(row["requests"]) for row in found["rows"] if row["way"] == way and not row["why"]
+        }
+        assert cells == [told_here.get(name, "") for name in strategies], f"README's table of requests, {way}"
 
 
 def _requests_of_the_flag(advice: arithmetic.Advice) -> int:
-    (row,) = [row for row in advice.rows if row.way == "ReplaySSM flag"]
+    (row,) = [row for row in advice.rows if (row.way, row.strategy) == ("ReplaySSM flag", "extra_buffer")]
     return row.requests
