@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
             esac
             shift 2 ;;
         --) shift; serve=("$@"); break ;;
-        -h | --help) sed -n '2,12p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,11p' "$0"; exit 0 ;;
         *) misuse "unknown flag $1; flags of the server go after --" ;;
     esac
 done

@@ -15,7 +15,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --version) [ $# -gt 1 ] || misuse "--version needs a value: ${SGLANG_VERSIONS[*]}"; versions+=("$2"); shift 2 ;;
         --version=*) versions+=("${1#*=}"); shift ;;
-        -h | --help) sed -n '2,9p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,8p' "$0"; exit 0 ;;
         *) arguments+=("$1"); shift ;;
     esac
 done

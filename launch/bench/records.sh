@@ -20,14 +20,14 @@ case "$name" in
     # FlashInfer's all-reduce takes minutes to compile, and every graph size seconds to capture.
     qwen3-next-*) model=(--shape qwen3-next-80b --tp 2 --concurrency 64,256 --conversations 64 --server-args "--attention-backend triton $common
         --enforce-disable-flashinfer-allreduce-fusion --cuda-graph-bs-decode 1 16 64 104 128 256") ;;
-    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac
 case "${name##*-}" in
     chain4) draft=(--draft chain4 --accept 3) ;;
     chain8) draft=(--draft chain8 --accept 5) ;;
     # At SGLang's 0.85 graphs and prefills of trees found no room where memory is full of requests.
     tree8) draft=(--draft tree8 --accept 2 --mem-fraction-static "$([[ $name == qwen3-next-* ]] && echo 0.78 || echo 0.80)") ;;
-    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac
 shift
 exec bash "$(dirname "$0")/../bench_serving.sh" "${model[@]}" "${draft[@]}" --device cuda --input-len 512 --output-len 256 \

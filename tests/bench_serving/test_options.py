@@ -115,6 +115,7 @@ def test_a_shape_may_bring_a_draft_model(parse):
         (("--shape", "gpt"), "'gpt' is none of granite"),
         (("--shape", "qwen3-next-80b", "--model-path", "x"), "either --shape or --model-path"),
         (("--model-path", "nowhere"), "there is no nowhere"),
+        (("--model-path", "/nowhere"), "there is no /nowhere"),
     ],
 )
 def test_wrong_flags(parse, capsys, flags, message):

@@ -264,7 +264,7 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[P
         parser.error("give either --shape or --model-path")
     if args.shape is None:
         local = Path(args.model_path)
-        if not local.exists() and args.model_path.count("/") != 1:
+        if not local.exists() and (args.model_path[0] in "/.~" or args.model_path.count("/") != 1):
             parser.error(f"--model-path: there is no {args.model_path}; a model to download is named OWNER/MODEL")
         return None, str(local.resolve()) if local.exists() else args.model_path
     if args.shape not in shape_names():
