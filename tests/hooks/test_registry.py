@@ -274,6 +274,12 @@ def test_a_bad_environment_ends_the_process(forked):
     assert "SGLang was stopped" not in result.output  # mode off would not set it right
 
 
+def test_a_flag_wins_over_a_bad_variable_from_the_start(forked):
+    """SGLang goes on, to look for the model."""
+    result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "off"), SGLANG_MAMBA_MTP_MODE="fast")
+    assert "mamba-mtp: SGLANG_MAMBA_MTP_MODE=fast" not in result.output and "nowhere" in result.output, result.output
+
+
 def test_a_bad_environment_with_mode_off_by_flag_says_what_is_bad(forked):
     """And not to choose the mode that was chosen."""
     result = forked(lambda: launch("--model-path", "nowhere", "--mamba-mtp-mode", "off"), SGLANG_MAMBA_MTP_WINDOW="abc")
