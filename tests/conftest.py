@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from .turns import others_turn
+
 MARKERS = {
     "gpu": "needs a CUDA device (deselected without one)",
     "slow": "outside the fast subset (deselected without --slow or -m slow)",
     "once": "takes long and asks nothing of SGLang's version: deselected but on the newest one, on GPUs "
     "and with --slow",
+    "in_turn": "takes long: a cell, or what has one value of the parameter that is named, runs on one version in turn; "
+    "on GPUs and with --slow on all",
 }
 
-NEWEST = max(Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"), key=lambda lock: lock.stem).stem
-"""sglang-VERSION, the newest that has an environment of its own."""
+VERSIONS = sorted(lock.stem for lock in Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"))
+"""sglang-VERSION, those that have an environment of their own, the newest last."""
 
 LEFT_OUT = pytest.StashKey[int]()
 """How many tests their markers have left out."""
@@ -38,8 +42,11 @@ def _has_gpu() -> bool:
     return os.path.exists("/dev/nvidiactl")
 
 
-def _is_newest() -> bool:
-    return importlib.util.find_spec("sglang") is None or f"sglang-{importlib.metadata.version('sglang')}" == NEWEST
+def _version() -> str:
+    """The entry of `VERSIONS` that is under test, the newest where there is no SGLang."""
+    return (
+        VERSIONS[-1] if importlib.util.find_spec("sglang") is None else f"sglang-{importlib.metadata.version('sglang')}"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -48,12 +55,15 @@ def pytest_collection_modifyitems(config, items):
     left_out = set() if slow or "slow" in (config.getoption("-m") or "") else {"slow"}
     if not _has_gpu():
         left_out.add("gpu")
-    if not (_is_newest() or _has_gpu() or slow):
+    version = _version()
+    if not (version == VERSIONS[-1] or _has_gpu() or slow):
         left_out.add("once")
-    leaving = [item for item in items if left_out & item.keywords.keys()]
+    leaving = {item.nodeid for item in items if left_out & item.keywords.keys()}
+    if version in VERSIONS and not (_has_gpu() or slow):
+        leaving |= others_turn(items, version, VERSIONS)
     if leaving:
-        config.hook.pytest_deselected(items=leaving)
-        items[:] = [item for item in items if not left_out & item.keywords.keys()]
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in leaving])
+        items[:] = [item for item in items if item.nodeid not in leaving]
         config.stash[LEFT_OUT] = len(leaving)
 
 

@@ -41,7 +41,7 @@ from mtp_demo.server import free_port
 
 from . import kits, reloads
 from .clients import START
-from .conftest import NEWEST
+from .conftest import VERSIONS
 from .kits import GPU
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
 
@@ -130,10 +130,11 @@ def cases() -> list[Any]:
         for shape, flags, kl in (("chain", CHAIN, KL_CHAIN), ("tree", TREE, KL_TREE), ("ngram", f"{NGRAM} 4", KL_TREE))
         for name, (mode, radix) in modes.items()
     }
+    in_turn = pytest.mark.in_turn("server")
     tree = tiny("mamba2", TREE, kl=KL_TREE, radix="extra_buffer")
     return [
-        pytest.param(tiny("gdn", CHAIN), id="gdn-chain"),
-        pytest.param(tree, id="mamba2-tree", marks=pytest.mark.once),
+        pytest.param(tiny("gdn", CHAIN), id="gdn-chain", marks=in_turn),
+        pytest.param(tree, id="mamba2-tree", marks=in_turn),
         *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in slow.items()),
     ]
 
@@ -548,7 +549,7 @@ def test_every_kit_is_named():
     """Each test of SGLang's kits runs here or has its reason, and nothing else is named."""
     tests = list(kits.in_the_wheel())
     assert [test for test in tests if not kits.named(test)] == []
-    if importlib.metadata.version("sglang") == NEWEST.removeprefix("sglang-"):
+    if importlib.metadata.version("sglang") == VERSIONS[-1].removeprefix("sglang-"):
         used = {entry for test in tests for entry in kits.named(test)}
         older = {"hellaswag_kit", "spec_server_kits.SpecLogprobKit.test_logprob_spec_v2_match"}
         assert {*kits.ELSEWHERE, *kits.NOT} - used == older

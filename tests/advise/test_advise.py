@@ -98,6 +98,7 @@ def serve(model: Path, way: str, radix: str = "extra_buffer", **draft) -> dict:
     }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_server_has_what_was_advised(forked, advice, family, way):
@@ -113,6 +114,7 @@ def test_a_server_has_what_was_advised(forked, advice, family, way):
     assert row["requests"] > 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rewinding_server_has_what_was_advised(forked, advice, family):
     result = forked(
@@ -136,6 +138,7 @@ def test_with_a_host_tier_a_rewinding_request_has_three_slots(advice):
     assert flag in found["launch"] and flag not in advice("gdn", "rewind")["launch"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("way", ["SGLang's verify", "slots", "replay"])
 def test_a_server_that_drafts_blocks_has_what_was_advised(forked, tmp_path, way):
     """The draft's layers have keys and values of their own, and every node of a block counts."""

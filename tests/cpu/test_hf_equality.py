@@ -67,6 +67,7 @@ SPECS = {
 }
 
 
+@pytest.mark.in_turn("model")
 @pytest.mark.parametrize("name", SPECS)
 def test_greedy_tokens_equal_transformers(model: tuple[Path, list[list[int]]], name: str):
     folder, wanted = model

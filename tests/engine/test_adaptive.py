@@ -22,6 +22,7 @@ def _cases() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _cases())
 def test_n_changes(case: Case, checkpoint, tmp_path):
     vocab = checkpoint.vocab

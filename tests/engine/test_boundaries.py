@@ -9,6 +9,7 @@ from .harness import check_equal, run
 from .matrix import CACHES, FAMILIES, FEW_SLOTS, IN_FULL, Case, in_modes
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "cache", "mode"), in_modes(IN_FULL, FAMILIES, CACHES))
 def test_boundaries(family, cache, mode, checkpoint):
     case = Case(family, "ngram-tree", cache, mode)

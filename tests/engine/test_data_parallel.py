@@ -55,6 +55,7 @@ def _spec(case: Case, checkpoint, **changes) -> EngineSpec:
     return case.spec(checkpoint(case.family), ranks=2, data_parallel=True, **changes)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "algorithm", "cache", "mode"), _cells())
 def test_ranks_with_requests_of_their_own(family, algorithm, cache, mode, checkpoint):
     """Batches of other sizes, prefills beside decodes, idle ranks: what one rank pads is nobody's state."""

@@ -53,6 +53,7 @@ def _cases() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _cases())
 def test_a_pair_answers_as_one_server_does(case, checkpoint):
     todo = [scenarios.turns(checkpoint.vocab), scenarios.limits(checkpoint.vocab)]

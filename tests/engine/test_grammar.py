@@ -31,6 +31,7 @@ def _cases() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _cases())
 def test_grammar(case: Case, checkpoint):
     todo = [scenarios.grammars(checkpoint.vocab)]
@@ -53,6 +54,7 @@ def _around_a_boundary() -> list:
     ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _around_a_boundary())
 def test_grammar_that_ends_around_a_boundary(case: Case, checkpoint):
     """One track slot and two: no snapshot of tokens past the end, nor an old one under a newer key."""
@@ -60,6 +62,7 @@ def test_grammar_that_ends_around_a_boundary(case: Case, checkpoint):
     check_equal(run(case.spec(checkpoint(case.family), extra=ENGINE[case.family].get("extra", {})), todo), todo)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _in_full("ngram-tree", "extra_buffer-overlap", "rewind"))
 def test_request_that_ends_before_its_last_verify(case: Case, checkpoint):
     """Neither its snapshot slots nor its own slot are its own any more when it is verified once more."""

@@ -72,6 +72,7 @@ def _cases() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case, policy", _cases())
 def test_conversations_that_come_back_from_the_host(case, policy, checkpoint):
     todo = conversations(checkpoint.vocab)
@@ -136,6 +137,7 @@ def _left() -> list:
     return [pytest.param(*cell, marks=marks(cell[0], cell in quick)) for cell in cells]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode, cache", _left())
 def test_what_is_loaded_owes_nothing_to_a_slots_last_owner(mode, cache, checkpoint):
     """Requests that are retracted leave their slots as they are, and states are loaded into those."""
@@ -197,6 +199,7 @@ def test_a_slow_host_is_not_waited_for(cache, mode, checkpoint):
 # -- the tests bite --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "fault, cache, mode, changes",
     [

@@ -80,6 +80,7 @@ def _share(result: Result, scenario: Scenario, model: str) -> tuple[Result, list
     return part, [dataclasses.replace(scenario, requests=plain)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", in_full(MODELS, DRAFTS, CACHES, FAST))
 def test_every_request_gets_its_own_adapter(case: Case, adapted, sglang_version):
     """The same prompts with either adapter and with none, at once: they share a batch, and no cached state."""

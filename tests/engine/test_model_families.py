@@ -73,6 +73,7 @@ def _cells() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("model, case", _cells())
 def test_speculation_changes_nothing(model: str, case: Case, written):
     """Prefix hits, chunked prefill, and a batch that grows and shrinks."""

@@ -31,6 +31,7 @@ def _cells() -> list:
     return [pytest.param(*cell, id="-".join(cell), marks=marks) for cell, marks in zip(cells, fast, strict=True)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode", "dtype"), _cells())
 def test_no_farther_off_than_stock(family, mode, dtype, checkpoint):
     _check(Case(family, narrow.ALGORITHM[family], CACHE[family], mode), CACHE[family], dtype, checkpoint)

@@ -14,6 +14,7 @@ def _scenarios(checkpoint):
     return [scenarios.shared(vocab), scenarios.limits(vocab), scenarios.stops(vocab), scenarios.aborts(vocab)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stock_is_wrong(family, checkpoint):
     """If this fails, SGLang has fixed it: drop our fix for that version."""
@@ -35,6 +36,7 @@ def _not_in_the_matrix() -> list:
     return found
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), _not_in_the_matrix())
 def test_plugin_is_right(family, mode, checkpoint):
     todo = _scenarios(checkpoint)

@@ -64,6 +64,7 @@ def _turns(model: str) -> list[Scenario]:
     return [scenarios.turns(VOCAB - 1 if model in FAMILIES else VOCAB - 5)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("model", "algorithm", "cache", "mode"), _cells())
 def test_two_ranks_do_what_one_does(model, algorithm, cache, mode, folder_of):
     """Prefix hits and follow-ups on tokens and states of two ranks; every state is put together from both."""

@@ -42,6 +42,7 @@ def _cells() -> list:
     return [pytest.param(*each, marks=marks(each[1], quick=each[1] == "replay")) for each in every]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), _cells())
 def test_serves_as_one_started_with_them(family, mode, checkpoint, others):
     """The same conversations with the first weights, with others and with the first again: tokens and states are those

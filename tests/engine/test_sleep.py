@@ -36,6 +36,7 @@ def _cases() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", _cases())
 def test_serves_right_after_sleep(case: Case, checkpoint):
     """Everything behind the pool is given back, comes back as garbage, and nobody can tell. Twice, and with something

@@ -29,6 +29,7 @@ def _late(result) -> list[str]:
     return [name for name in result.compiled_late if not name.startswith(CAPTURED)]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), in_modes(CACHES, FAMILIES))
 def test_nothing_is_compiled_while_serving(family, mode, checkpoint):
     case = Case(family, "nextn-tree", CACHES[mode], mode)
@@ -36,6 +37,7 @@ def test_nothing_is_compiled_while_serving(family, mode, checkpoint):
     assert len(result.compiled) > 3 and _late(result) == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nor_when_the_draft_length_changes(family, checkpoint, tmp_path):
     case = Case(family, "nextn-chain", "extra_buffer-overlap", "replay")

@@ -20,8 +20,8 @@ FAULTS = {
     "rank-0": Fault(2, "sglang::scheduler_TP0"),
     "detokenizer": Fault(1, "sglang::detokenizer"),
 }
-MARKS = {"scheduler": (), "rank-1": (pytest.mark.once,)}
-"""Of those that CI runs; the others are slow."""
+IN_CI = ("scheduler", "rank-1")
+"""The others are slow."""
 
 DIAGNOSES = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
 """What SGLang does before it ends. It waits for that, 65 seconds where a scheduler still lives."""
@@ -40,7 +40,9 @@ def earlier() -> list[Death]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=MARKS.get(name, (pytest.mark.slow,))) for name in FAULTS],
+    params=[
+        pytest.param(name, marks=pytest.mark.in_turn("death") if name in IN_CI else pytest.mark.slow) for name in FAULTS
+    ],
 )
 def death(request, port, earlier, tmp_path_factory) -> Death:
     """One server's, for all tests."""
