@@ -28,11 +28,6 @@ for version in "${versions[@]}"; do
 done
 
 failed=0
-say "ruff, mypy, who imports whom"
-"$PYTHON" -m ruff check . || failed=1
-"$PYTHON" -m mypy || failed=1
-"${PYTHON%/*}/lint-imports" --no-cache --no-logo || failed=1
-
 # The kernel tests run in Triton's interpreter, which is a choice for a whole process, and the training tests load models
 # into transformers, whose configurations SGLang replaces when anything of it is imported: a process for each. The
 # longest go first and the shortest last, so that all cores are done at about the same time.
@@ -69,6 +64,19 @@ run_suite() {
     }
 }
 
+run_linters() {
+    (
+        code=0
+        "$PYTHON" -m ruff check . || code=1
+        "$PYTHON" -m mypy || code=1
+        "${PYTHON%/*}/lint-imports" --no-cache --no-logo || code=1
+        exit "$code"
+    ) 2>&1 | tee "$logs/linters" | sed -u "s/^/[linters] /"
+    [ "${PIPESTATUS[0]}" -ne 0 ] || { rm "$logs/linters"; return; }
+    say "ruff, mypy, or who imports whom: FAILED"
+    return 1
+}
+
 run_once() {
     local code
     "$PYTHON" -m pytest $once "${arguments[@]}" 2>&1 | tee "$logs/once" | sed -u "s/^/[wheels] /"
@@ -87,6 +95,8 @@ take_core() {
     fi
     running=$((running + 1))
 }
+take_core
+run_linters &
 for suite in "${suites[@]}"; do
     if [ -n "$once" ] && [ "$suite" = tests/train ]; then
         take_core
@@ -109,6 +119,7 @@ for log in "$logs"/*; do
     awk '/^(_+|=+) (ERROR|FAILURES|test_|Test).* (_+|=+)$/ || /^(FAILED|ERROR) / { print; lines = 0 }
          /^E  / && lines++ < 12 { print substr($0, 1, 300) }' "$log" | sed "s/^/[${name%.????}] /"
 done
+[ ! -e "$logs/linters" ] || tail -n 40 "$logs/linters" | sed "s/^/[linters] /"
 
 count() { grep -hE '(passed|failed|error|skipped).* in [0-9.]+s' "$logs"/* 2>/dev/null | grep -oE "[0-9]+ $1" | awk '{s += $1} END {print s + 0}'; }
 printf '%d passed, %d failed, %d skipped\n' "$(count passed)" "$(($(count failed) + $(count error)))" "$(count skipped)"

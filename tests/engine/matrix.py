@@ -34,9 +34,10 @@ IN_FULL = ("replay", "slots")
 EVERYWHERE = "replay"
 """The variant that runs every fast test on every SGLang version.
 
-A version meets every cell and every special scenario in this variant, and the other variants meet them on one version
-(`marks`): what a variant keeps of drafts is its own, how requests are scheduled is the version's, and each pair of
-variant, version and scenario is met. With ``--slow``, all three together.
+A version meets every cell of equality and every special scenario in this variant, those that take long in some cells
+(``in_turn``), and the other variants meet them on one version (`marks`): what a variant keeps of drafts is its own, how
+requests are scheduled is the version's, and each pair of variant, version and scenario is met. With ``--slow``, all
+three together.
 """
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
