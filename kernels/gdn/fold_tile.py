@@ -11,10 +11,10 @@ No decay stands inside the triangular system: those of a path cancel but for its
 and made once a head; every tile of the state takes two products with the keys and one with X.
 
 Keys are taken as they lie: 16-bit ones are exact on tensor cores, and what stands beside them goes in addends
-(common/fragments.py), three of them, which hold all of float32. The sums of g and of squares are float64, and the state
-is rounded once a fold (plain decode rounds it twice a token): `tl.fma(S0, D, sum)`. It must not be the products'
-accumulator, which is cut short in every step. All the rest that is summed is fused by hand, so that whoever folds gets
-the same bits.
+(common/fragments.py), three of them, which hold all of float32. The sums of g are float64, those of squares from
+eight on. The state is rounded once a fold (plain decode rounds it twice a token): `tl.fma(S0, D, sum)`. It must not be
+the products' accumulator, which is cut short in every step. All the rest that is summed is fused by hand, so that
+whoever folds gets the same bits.
 
 Tokens go TOKENS at a time, the oldest first, each such step a fold of its own on a state still in float32. What lies
 beyond the pending tokens adds zeros: windows of different sizes give the same bits.
@@ -26,7 +26,16 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import exp_of_sum, exp_rn
-from ..common.fragments import addends, as_left, as_tile, inside, load_in_product_order, multiply, state_addends
+from ..common.fragments import (
+    addends,
+    as_left,
+    as_tile,
+    in_product_order,
+    inside,
+    load_in_product_order,
+    multiply,
+    state_addends,
+)
 from ..common.operands import FOLD_TOKENS
 
 TOKENS = tl.constexpr(FOLD_TOKENS)
@@ -63,6 +72,55 @@ def _one_over_root(square):
 
 
 @triton.jit
+def _squares_of_eight(keys):
+    """[TOKENS, columns // 8]: sums of eight squares of a token, float64.
+
+    Named sum by sum, so that every layout gives the same bits. Their float32 roundings are those of few small sums, a
+    tenth of the one that the root is rounded to; and eight conversions to float64, which are slow, become one.
+    """
+    GROUPS: tl.constexpr = keys.shape[1] // 8
+    left, right = tl.split(tl.reshape(keys.to(tl.float32), [TOKENS, GROUPS * 4, 2]))
+    square = tl.fma(left, left, right * right)
+    left, right = tl.split(tl.reshape(square, [TOKENS, GROUPS * 2, 2]))
+    left, right = tl.split(tl.reshape(left + right, [TOKENS, GROUPS, 2]))
+    return (left + right).to(tl.float64)
+
+
+@triton.jit
+def _row(x, index):
+    """A row of x float32, [1, columns]. As integers: their zeros are no work to the compiler, which knows the index."""
+    bits = tl.where(tl.arange(0, x.shape[0])[:, None] == index, x.to(tl.int32, bitcast=True), 0)
+    return tl.sum(bits, axis=0, keep_dims=True).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _column(x, index):
+    """A column of x, [rows, 1], by shuffles: what is made of it stays in the layout they take, a row over 16 lanes."""
+    return tl.gather(x, tl.full([x.shape[0], 1], index, tl.int32), axis=1)
+
+
+@triton.jit
+def _inverse(coupling):
+    """(I - coupling)^-1 of a strict lower triangle [TOKENS, TOKENS]: row after row is done, and added to those below.
+
+    In two halves: the first is done when the last begins.
+    """
+    HALF: tl.constexpr = TOKENS // 2
+    upper, lower = tl.split(tl.permute(tl.reshape(coupling, [2, HALF, TOKENS]), (1, 2, 0)))
+    t = tl.arange(0, HALF)[:, None]
+    column = tl.arange(0, TOKENS)[None, :]
+    first, last = tl.where(t == column, 1.0, 0.0), tl.where(t + HALF == column, 1.0, 0.0)
+    for done in tl.static_range(HALF):
+        its_row = _row(first, done)
+        if done < HALF - 1:
+            first = tl.fma(_column(upper, done), its_row, first)
+        last = tl.fma(_column(lower, done), its_row, last)
+    for done in tl.static_range(HALF - 1):
+        last = tl.fma(_column(lower, HALF + done), _row(last, done), last)
+    return tl.reshape(tl.permute(tl.join(first, last), (2, 0, 1)), [TOKENS, TOKENS])
+
+
+@triton.jit
 def step_factors(
     k_head, g_head, beta_head, stride_k, stride, position, live,
     K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr,
@@ -70,40 +128,33 @@ def step_factors(
     """What one fold of these tokens is made of but for state and values: (of v, of S0 k, r, X^T off its diagonal, D).
 
     The first three are [TOKENS] float32, zero where no token is; X^T is [TOKENS, TOKENS]. Keys are loaded here once
-    more, in their own order, which takes fewer registers than to name them back.
+    more, in pieces that lie in registers as tensor cores want them, both factors alike.
     """
     g = tl.load(g_head + position * stride, mask=live, other=0.0).to(tl.float64)
     beta = tl.load(beta_head + position * stride, mask=live, other=0.0)
+    PIECE: tl.constexpr = PART if PART < 32 else 32
+    CHUNK: tl.constexpr = 32 if PIECE == 32 and k_head.dtype.element_ty.primitive_bitwidth == 16 else 16
+    gram = tl.zeros([TOKENS, TOKENS], tl.float32)
+    squares = tl.zeros([TOKENS, PIECE // 8], tl.float64)
+    for part in tl.range(PARTS, num_stages=1):
+        for piece in tl.static_range(PART // PIECE):
+            column = part * PART + piece * PIECE + tl.arange(0, PIECE)
+            keys = tl.load(
+                k_head + position[:, None] * stride_k + column[None, :],
+                mask=live[:, None] & inside(column, K, K == PARTS * PART)[None, :],
+                other=0.0,
+            )
+            squares += _squares_of_eight(keys)
+            keys = in_product_order(keys, CHUNK)
+            gram = tl.fma(multiply((keys,), (tl.trans(keys),), NATIVE), 1.0, gram)
     total = tl.sum(g, axis=0)
     kept = exp_of_sum(total)
     of_value = beta * exp_rn((total - tl.cumsum(g, axis=0)).to(tl.float32))
-
-    gram = tl.zeros([TOKENS, TOKENS], tl.float32)
-    square = tl.zeros([TOKENS], tl.float64)
-    for part in tl.range(PARTS, num_stages=1):
-        # (not unrolled: two parts at once would fill the registers of all that share the kernel)
-        column = part * PART + tl.arange(0, PART)
-        keys = tl.load(
-            k_head + position[:, None] * stride_k + column[None, :],
-            mask=live[:, None] & inside(column, K, K % PART == 0)[None, :],
-            other=0.0,
-        )
-        gram = tl.fma(multiply((keys,), (tl.trans(keys),), NATIVE), 1.0, gram)
-        wide = keys.to(tl.float64)
-        square += tl.sum(wide * wide, axis=1)
+    norm = tl.where(live, _one_over_root(tl.sum(squares, axis=1) + 1e-6), 0.0)
     t = tl.arange(0, TOKENS)
     row, column = t[:, None], t[None, :]
-    norm = tl.where(live, _one_over_root(square + 1e-6), 0.0)
-    norm_of_column = tl.sum(tl.where(row == column, norm[:, None], 0.0), axis=0)
-    coupling = (gram * (norm[:, None] * norm_of_column[None, :])) * beta[:, None]
-    coupling = tl.where(row > column, coupling, 0.0)
-
-    # (I + B L)^-1: row after row is done, and taken out of those below
-    inverse = tl.where(row == column, 1.0, 0.0)
-    for done in tl.static_range(TOKENS - 1):
-        below = tl.sum(tl.where(column == done, coupling, 0.0), axis=1)
-        its_row = tl.sum(tl.where(row == done, inverse, 0.0), axis=0)
-        inverse = tl.fma(-below[:, None], its_row[None, :], inverse)
+    coupling = (gram * (norm[:, None] * norm[None, :])) * -beta[:, None]
+    inverse = _inverse(tl.where(row > column, coupling, 0.0))
     solve = tl.where(row > column, norm[:, None] * inverse, 0.0)
     return of_value, -(beta * norm) * kept, norm, tl.trans(solve), kept
 
