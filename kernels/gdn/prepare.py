@@ -35,6 +35,28 @@ def gates(a, b, A_log, dt_bias):
 
 
 @triton.jit
+def _make_factors(
+    windows, folding, order_row, oldest, to,
+    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr, FOLD_STEPS: tl.constexpr,
+):  # fmt: skip
+    """What a verify needs to fold the oldest `folding` tokens, whose positions begin with `oldest`.
+
+    windows: of a head's keys, g and beta, and two strides.
+    """
+    k_head, g_head, beta_head, stride_k, stride = windows
+    if FOLD_STEPS == 1:
+        if folding > 0:
+            live = tl.arange(0, TOKENS) < folding
+            made = step_factors(k_head, g_head, beta_head, stride_k, stride, oldest, live, K, PARTS, PART, NATIVE)
+            store_factors(to, made)
+    else:
+        for start in tl.range(0, folding, TOKENS, num_stages=1):
+            at, live = step_tokens(start, folding, order_row)
+            made = step_factors(k_head, g_head, beta_head, stride_k, stride, at, live, K, PARTS, PART, NATIVE)
+            store_factors(to + start // TOKENS * STEP_FLOATS, made)
+
+
+@triton.jit
 def prepare_kernel(
     q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, window_factors, ancestors, carried, weights, fold_factors,
@@ -58,12 +80,16 @@ def prepare_kernel(
     h = hv // (HV // H)
     token0 = batch_row * N
     slot = tl.load(slots + batch_row).to(tl.int64)
-    if slot <= 0:
-        return
     row = tl.load(rows + batch_row).to(tl.int64)
+    # (no row is negative: asked, so that both loads are on their way at once)
+    if (slot <= 0) | (row < 0):
+        return
+    order += row * capacity
+    # asked for while it is not known yet whether the row folds; and what follows finds the order in the cache
+    oldest = tl.arange(0, TOKENS)
+    positions = tl.load(order + oldest, mask=oldest < capacity, other=0).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
-    order += row * capacity
     window_k += row * stride_wk_row + h * K
     window_g += row * stride_gate_row + hv
     window_beta += row * stride_gate_row + hv
@@ -74,10 +100,8 @@ def prepare_kernel(
     weights += tl.program_id(0).to(tl.int64) * (N * BT)
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
 
-    for start in tl.range(0, folding, TOKENS, num_stages=1):
-        at, live = step_tokens(start, folding, order)
-        made = step_factors(window_k, window_g, window_beta, stride_wk, stride_gate, at, live, K, PARTS, PART, NATIVE)
-        store_factors(fold_factors + start // TOKENS * STEP_FLOATS, made)
+    windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
+    _make_factors(windows, folding, order, positions, fold_factors, K, PARTS, PART, NATIVE, FOLD_STEPS)
 
     node = tl.arange(0, BN)
     is_node = node < N
