@@ -66,12 +66,13 @@ def prepare_kernel(
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """x to carried [B, HV, N, K] and y to weights [B, HV, N, BT] (token t in column t), float32; padding rows stay.
 
     SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones. Of rows that fold, what fold_tile.py makes of
-    the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS].
+    the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS]. APART: by programs of their
+    own, as many again along the second axis, which start last, find most rows waiting, and end first.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -101,7 +102,12 @@ def prepare_kernel(
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
 
     windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
-    _make_factors(windows, folding, order, positions, fold_factors, K, PARTS, PART, NATIVE, FOLD_STEPS)
+    if APART:
+        if tl.program_id(1) == 1:
+            _make_factors(windows, folding, order, positions, fold_factors, K, PARTS, PART, NATIVE, FOLD_STEPS)
+            return
+    else:
+        _make_factors(windows, folding, order, positions, fold_factors, K, PARTS, PART, NATIVE, FOLD_STEPS)
 
     node = tl.arange(0, BN)
     is_node = node < N

@@ -290,6 +290,7 @@ class VerifyConfig:
     overlap                   let the second kernel start and load state while the first runs (programmatic dependent
                               launch).
     registers                 cap per thread of the second kernel; None: the compiler's choice.
+    apart                     what a fold needs of its tokens is made by programs of their own.
     """
 
     block_v: int = 16
@@ -302,6 +303,7 @@ class VerifyConfig:
     split: bool = True
     overlap: bool = False
     registers: int | None = None
+    apart: bool = False
 
 
 def default_config(
@@ -367,7 +369,9 @@ def constants_for(
         "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": padded_k // part, "PART": part,
         "NATIVE": not triton.knobs.runtime.interpret,
     }  # fmt: skip
-    prepare = {"BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk}
+    prepare = {
+        "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk, "APART": config.apart,
+    }  # fmt: skip
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
         "WARPS": min(config.num_warps, config.block_v // 16), "CHUNK": chunk_of(state, part),
@@ -443,7 +447,7 @@ def gdn_verify(
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
-    prepare_kernel[launch_grid(batch * heads_v)](
+    prepare_kernel[launch_grid(batch * heads_v, 2 if config.apart else 1)](
         q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.g, window.beta, window.factors, rows.ancestors, carried, weights, folds, window.fold_threshold,
         window.fold_at_once, capacity,
