@@ -106,7 +106,7 @@ def constants_for(
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     part = min(PART, padded_k)
     return {
-        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": BLOCK_V, "PARTS": padded_k // part,
+        "H": heads[0], "HV": heads[1], "K": dims[0], "V": dims[1], "BV": BLOCK_V, "PARTS": triton.cdiv(dims[0], part),
         "PART": part, "CHUNK": chunk_of(state, part), "WARPS": WARPS, "EITHER": either,
         "NATIVE": not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
     }  # fmt: skip

@@ -366,7 +366,7 @@ def constants_for(
         "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
         # (no more stays pending when a row folds than when it waits: operands.Window)
         "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
-        "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": padded_k // part, "PART": part,
+        "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": triton.cdiv(dims[0], part), "PART": part,
         "NATIVE": not triton.knobs.runtime.interpret,
     }  # fmt: skip
     prepare = {

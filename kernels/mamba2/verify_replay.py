@@ -362,7 +362,7 @@ def constants_for(
         "BLOCK_I": max(8, triton.next_power_of_2(nodes)),
         "BLOCK_T": max(16, triton.next_power_of_2(fold_threshold + nodes)),
         "BLOCK_P": tiling.block_p,
-        "PARTS": block_s // min(PART, block_s),
+        "PARTS": triton.cdiv(dstate, min(PART, block_s)),
         "PART": min(PART, block_s),
         "CHUNK": chunk_of(state, block_s),
         "FOLD_STEPS": fold_at_once // TOKENS.value,

@@ -18,7 +18,7 @@ from .slots_case import make_slots_case, turned, turned_back
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
 STATE = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 SIZES = pytest.mark.parametrize(
-    ("K", "V"), [(16, 16), (72, 24), (17, 33), pytest.param(128, 128, marks=pytest.mark.once)]
+    ("K", "V"), [(16, 16), (72, 24), (17, 33), (192, 16), pytest.param(128, 128, marks=pytest.mark.once)]
 )
 
 

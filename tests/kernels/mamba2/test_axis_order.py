@@ -16,7 +16,7 @@ from .test_fold import Case as FoldCase
 
 VERIFIES = [pytest.param(mamba2_verify, id="kernel"), pytest.param(mamba2_verify_reference, id="reference")]
 FOLDS = [pytest.param(mamba2_fold, id="kernel"), pytest.param(mamba2_fold_reference, id="reference")]
-HEADS = [(12, 16), (20, 24), pytest.param(64, 16, marks=pytest.mark.once), (16, 64)]  # headdim, dstate
+HEADS = [(12, 16), (20, 24), (16, 192), pytest.param(64, 16, marks=pytest.mark.once), (16, 64)]  # headdim, dstate
 
 
 def mixed(case: Case, rows: tuple[int, ...]) -> tuple[Case, torch.Tensor, list[int]]:
