@@ -336,7 +336,7 @@ def default_config(
         fold_stages=2 if many else 1,
         split=not exact,
         overlap=overlap,
-        # half a microsecond or two more for smaller drafts, whose first kernel is one wave of programs; 4 less at 16 nodes
+        # smaller drafts take half a microsecond to two more: their first kernel is one wave of programs
         apart=nodes > 8,
     )
 
