@@ -246,6 +246,10 @@ def _row(
         held = SLOTS_PER_REQUEST_WITH_HOST if options.enable_hierarchical_cache else SLOTS_PER_REQUEST
         setting = replace(setting, slots_per_request=held)
     with planning.configurator(setting) as found:
+        if rewinds_to and not startup.may_choose_radix_strategy(found.server_args):
+            raise MtpError(
+                "SGLang chooses no radix strategy for this model, and a server that is given one rewinds nothing"
+            )
         size, ratio = type(found)._handle_max_mamba_cache, found._calculate_mamba_ratio()
         if way.holds is None:
             rest = size(found, memory)

@@ -378,6 +378,22 @@ def snapshots_too_close(server_args: Any) -> list[str]:
     ]
 
 
+def no_radix_strategy(server_args: Any) -> list[str]:
+    """The refusal of a radix cache that SGLang has chosen no strategy for, if it has not.
+
+    Its lists of architectures then lack the model's. Its cache would take requests' own slots over while the next step
+    runs in them: ``no_buffer`` with overlap scheduling, which it refuses itself where it knows the model.
+    """
+    args = startup.resolved(server_args)
+    if args.disable_radix_cache or args.mamba_radix_cache_strategy != "auto":
+        return []
+    model = startup.model_class(server_args).__name__
+    return [
+        f"--mamba-radix-cache-strategy auto: the installed SGLang does not know {model} "
+        "and chooses no strategy for it; use --mamba-radix-cache-strategy extra_buffer"
+    ]
+
+
 def _refuse(refusals: list[str], mode: str, model: str) -> None:
     if not refusals:
         return
@@ -397,7 +413,9 @@ def check(server_args: Any, guards: Iterable[Decline], *, mode: str, family: str
         MtpError: something is declined; the message lists everything that is.
     """
     refusals = declined(startup.resolved(server_args), guards, family)
-    _refuse(refusals + window_too_long(config.current(), family) + no_inner_states(server_args), mode, model)
+    refusals += window_too_long(config.current(), family)
+    refusals += no_inner_states(server_args) + no_radix_strategy(server_args)
+    _refuse(refusals, mode, model)
 
 
 def check_snapshots(server_args: Any, *, mode: str, model: str) -> None:

@@ -69,6 +69,11 @@ def chooses_radix_strategy(server_args: Any) -> bool:
     return any("mamba_radix_cache_strategy" in fields for _, fields in declared)
 
 
+def may_choose_radix_strategy(server_args: Any) -> bool:
+    """Whether the model is one that SGLang chooses a strategy for where none is given."""
+    return bool(resolved(server_args).uses_mamba_radix_cache)
+
+
 def only_prefills(server_args: Any) -> bool:
     """Whether this is the prefill server of a pair, which hands requests on before their first verify."""
     return str(resolved(server_args).disaggregation_mode) == "prefill"
@@ -170,12 +175,18 @@ def linear_family(config: Any) -> tuple[str | None, str]:
     return None, "dense"
 
 
-def hides_inner_states(server_args: Any) -> str | None:
-    """The class of the target model where it has nothing to hand the states of its inner layers out with, as a draft of
-    DFLASH wants them; else None."""
+def model_class(server_args: Any) -> type:
+    """SGLang's class for the target model."""
     from sglang.srt.model_loader.utils import get_model_architecture
 
     kind, _ = get_model_architecture(model_config(server_args))
+    return kind
+
+
+def hides_inner_states(server_args: Any) -> str | None:
+    """The class of the target model where it has nothing to hand the states of its inner layers out with, as a draft of
+    DFLASH wants them; else None."""
+    kind = model_class(server_args)
     return None if hasattr(kind, "set_dflash_layers_to_capture") else kind.__name__
 
 

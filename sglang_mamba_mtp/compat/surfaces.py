@@ -460,6 +460,7 @@ ARGUMENTS: tuple[str, ...] = (
     "trust_remote_code",
     "disable_overlap_schedule",
     "mamba_radix_cache_strategy",
+    "uses_mamba_radix_cache",
     "mamba_track_interval",
     "speculative_draft_model_path",
     "enable_linear_replayssm_spec",

@@ -305,6 +305,16 @@ def test_what_a_server_is_refused_with_is_no_advice(forked, argv, words):
     assert all(word in result.output for word in words), result.output
 
 
+def test_a_model_without_a_radix_strategy_of_sglangs_choice(forked, sglang):
+    """Qwen3.5's class for text alone: 0.5.17 has to be given one, and then no request is rewound."""
+    shape = MODELS.with_name("shapes") / "qwen3.5-35b-a3b"
+    result = forked(lambda: advise_main("--model-path", str(shape), "--gpu-memory", "140", "--mode", "replay"))
+    assert result.code == 0, result.output[-3000:]
+    (launch,) = [line for line in result.output.splitlines() if "sglang.launch_server" in line]
+    assert ("--mamba-radix-cache-strategy" in launch) == (sglang == "0.5.17"), launch
+    assert ("a server that is given one rewinds nothing" in result.output) == (sglang == "0.5.17"), result.output
+
+
 def test_a_gpu_may_be_said_in_full():
     options = advise.parser().parse_args(["--model-path", "m", "--gpu-memory", "80", "--gpu", "NVIDIA H200"])
     assert options.gpu == "NVIDIA H200"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -214,6 +215,24 @@ def test_a_verify_backend_that_is_named_is_declined(forked, hybrid):
 
     result = forked(body)
     assert result.code == 0, result.output
+
+
+@pytest.mark.parametrize("strategy", ["auto", "extra_buffer"])
+def test_a_model_that_sglang_chooses_no_radix_strategy_for(forked, sglang, strategy):
+    """Qwen3.5's class for text alone, which 0.5.17's lists lack and 0.5.23's have."""
+    model = Path(__file__).parents[2] / "launch" / "shapes" / "qwen3.5-35b-a3b"
+    given = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
+    given |= {"speculative_num_draft_tokens": 4, "mamba_radix_cache_strategy": strategy}
+
+    def body():
+        load_plugins()
+        checked(str(model), **given)
+
+    result = forked(body)
+    refused = sglang == "0.5.17" and strategy == "auto"
+    assert (result.code != 0) == refused, result.output[-3000:]
+    words = "the installed SGLang does not know Qwen3_5MoeForCausalLM and chooses no strategy for it"
+    assert (words in result.output) == refused, result.output[-3000:]
 
 
 def test_every_refusal_is_in_one_message(forked, hybrid):

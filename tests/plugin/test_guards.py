@@ -218,6 +218,18 @@ def test_snapshots_that_two_verifies_may_write(monkeypatch, interval, refused):
 
 
 @pytest.mark.parametrize(
+    "strategy, disabled, refused", [("auto", False, 1), ("auto", True, 0), ("no_buffer", False, 0)]
+)
+def test_a_radix_cache_without_a_strategy(monkeypatch, strategy, disabled, refused):
+    monkeypatch.setattr(startup, "resolved", lambda args: args)
+    monkeypatch.setattr(startup, "model_class", lambda args: type("New", (), {}))
+    args = SimpleNamespace(mamba_radix_cache_strategy=strategy, disable_radix_cache=disabled)
+    found = guards.no_radix_strategy(args)
+    assert len(found) == refused
+    assert all(text.startswith("--mamba-radix-cache-strategy auto: ") and "New" in text for text in found)
+
+
+@pytest.mark.parametrize(
     "algorithm, hidden, refused", [("DFLASH", "Bare", 1), ("DFLASH", None, 0), ("EAGLE", "Bare", 0)]
 )
 def test_a_model_that_hides_its_inner_states(monkeypatch, algorithm, hidden, refused):
@@ -276,7 +288,7 @@ def test_an_argument_that_only_some_versions_have_may_be_missing():
 def test_check_lists_everything_and_the_off_switch(monkeypatch):
     monkeypatch.setattr(startup, "resolved", lambda args: args)
     monkeypatch.setenv("SGLANG_MAMBA_MTP_WINDOW", "1000")
-    args = arguments(pp_size=2, enable_lmcache=True)
+    args = arguments(pp_size=2, enable_lmcache=True, disable_radix_cache=True)
     with pytest.raises(MtpError) as caught:
         guards.check(args, COMMON, mode="replay", family=names.GDN, model="GDN")
     text = str(caught.value)
