@@ -43,6 +43,15 @@ def test_what_shares_a_server_stays_together():
     }
 
 
+def test_no_server_is_started_for_what_runs_once_alone():
+    marker = pytest.mark.in_turn("server")
+    items = [item("a.py::test", f"{server}", marker, server=server) for server in range(2)]
+    once = item("a.py::test_once", "1", marker, pytest.mark.once, server=1)
+    for version in VERSIONS:
+        others = others_turn([*items, once], version, VERSIONS)
+        assert (once.nodeid in others) == (items[1].nodeid in others)
+
+
 def test_others_are_not_dealt():
     left = [
         item("a.py::test", "gdn", pytest.mark.in_turn, getattr(pytest.mark, name)) for name in ("gpu", "slow", "once")

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-ELSEWHERE = frozenset({"gpu", "slow", "once"})
-"""Markers of tests that are chosen in another way."""
+ELSEWHERE = frozenset({"gpu", "slow"})
+"""Markers of tests that are chosen in another way. What is marked ``once`` is too, but where a parameter is named:
+no server is started on the newest version for such a test alone."""
 
 
 def others_turn(items: Iterable[pytest.Item], version: str, versions: Sequence[str]) -> set[str]:
@@ -25,7 +26,7 @@ def others_turn(items: Iterable[pytest.Item], version: str, versions: Sequence[s
     dealt: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         marker = item.get_closest_marker("in_turn")
-        if marker is None or ELSEWHERE & item.keywords.keys():
+        if marker is None or ELSEWHERE & item.keywords.keys() or ("once" in item.keywords and not marker.args):
             continue
         of, cell = item.nodeid.partition("[")[0], item.callspec.id
         if marker.args:

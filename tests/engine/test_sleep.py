@@ -25,13 +25,16 @@ def sleepy(case: Case, checkpoint, **changes) -> EngineSpec:
     return case.spec(checkpoint(case.family), extra=extra, **changes)
 
 
+IN_THE_OTHER_ORDER = {("gdn", "slots-kv"), ("mamba2", "replay-kv")}
+
+
 def _cases() -> list:
     caches = {"gdn": "extra_buffer-overlap", "mamba2": "no_buffer"}
     params = []
     for family, mode in FAMILY_MODES:
         for cache in ("extra_buffer-overlap", "no_buffer"):
             case = Case(family, "nextn-tree", cache, mode)
-            quick = mode != "snapshot" and cache == caches[family]
+            quick = cache == caches[family] and (mode in IN_FULL or (family, mode) in IN_THE_OTHER_ORDER)
             params.append(pytest.param(case, id=case.name, marks=marks(mode, quick)))
     return params
 
