@@ -141,7 +141,7 @@ def step_factors(
             column = part * PART + piece * PIECE + tl.arange(0, PIECE)
             keys = tl.load(
                 k_head + position[:, None] * stride_k + column[None, :],
-                mask=live[:, None] & inside(column, K, K == PARTS * PART)[None, :],
+                mask=live[:, None] & inside(column, K, K % PART == 0)[None, :],
                 other=0.0,
             )
             squares += _squares_of_eight(keys)
