@@ -119,6 +119,8 @@ JOBS: dict[str, Job] = {
     "wide": _tests("-m", "gpu", "tests/engine/test_wide_heads.py"),
     "parts": _tests("-m", "gpu", "tests/backends", "tests/state", "tests/hooks", engines=1),
     "quick": _tests("-m", "gpu", _ENGINE, "-k", "not two_ranks", engines=ALL_AT_ONCE),
+    "adaptive": _tests("-m", "gpu", _ENGINE, "-k", "adaptive or lazy", engines=ALL_AT_ONCE),
+    "reload": _tests("-m", "gpu", "tests/engine/test_reload.py"),
     **{f"warm_up-{family}": _tests("-m", "gpu", "tests/engine/test_warm_up.py", "-k", family) for family in FAMILIES},
     "faults": _tests("tests/faults", "-k", "scheduler"),
     **{

@@ -11,7 +11,7 @@ from . import models, scenarios
 from .harness import check_equal, run
 from .matrix import FAMILIES, IN_FULL, Case, marks
 from .scenario import Scenario
-from .spec import Result
+from .spec import EngineSpec, Result
 
 CELL = {"gdn": ("nextn-tree", "rewind"), "mamba2": ("nextn-chain", "extra_buffer-overlap")}
 """Drafts of a model: 0.5.17 ends where NGRAM is told to load weights, which it has none of."""
@@ -42,21 +42,16 @@ def _cells() -> list:
     return [pytest.param(*each, marks=marks(each[1], quick=each[1] == "replay")) for each in every]
 
 
-@pytest.mark.in_turn
-@pytest.mark.parametrize(("family", "mode"), _cells())
-def test_serves_as_one_started_with_them(family, mode, checkpoint, others):
+def _check(spec: EngineSpec, vocab: int, other: str) -> None:
     """The same conversations with the first weights, with others and with the first again: tokens and states are those
     of a plain engine of either, so nothing is left of the weights before."""
-    algorithm, cache = CELL[family]
-    case = Case(family, algorithm, cache if mode == "replay" else "extra_buffer-overlap", mode)
-    first, other = checkpoint(family), others(family)
-    turns = _few_turns(checkpoint.vocab)
+    first, turns = spec.model, _few_turns(vocab)
     asked = [
         dataclasses.replace(turns, name="first"),
         dataclasses.replace(turns, name="other", weights=other),
         dataclasses.replace(turns, name="again", weights=first),
     ]
-    result = run(case.spec(first), asked)
+    result = run(spec, asked)
     compared = 0
     for scenario, model in zip(asked, (first, other, first), strict=True):
         part = _part(result, scenario, model)
@@ -65,3 +60,22 @@ def test_serves_as_one_started_with_them(family, mode, checkpoint, others):
     assert compared == len(result.records)
     said = {name: [result.outcomes[f"{name}/{r.rid}"].tokens for r in turns.requests] for name in ("first", "other")}
     assert all(a != b for a, b in zip(*said.values(), strict=True)), "the other weights say the same"
+
+
+def _case(family: str, mode: str) -> Case:
+    algorithm, cache = CELL[family]
+    return Case(family, algorithm, cache if mode == "replay" else "extra_buffer-overlap", mode)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize(("family", "mode"), _cells())
+def test_serves_as_one_started_with_them(family, mode, checkpoint, others):
+    _check(_case(family, mode).spec(checkpoint(family)), checkpoint.vocab, others(family))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu(family, checkpoint, others):
+    """CUDA graphs are captured once, and read the weights where they lie."""
+    spec = _case(family, "replay").spec(checkpoint(family), device="cuda", record_live=False, timeout=400.0)
+    _check(spec, checkpoint.vocab, others(family))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from types import SimpleNamespace
 from unittest import mock
@@ -143,3 +144,32 @@ def test_who_has_no_memory_for_windows_is_told_the_flag():
 def test_many_copies_take_no_memory():
     """SGLang's own copy holds every state copied a second time: a server full of slots has no room for that."""
     assert check_copies("cuda") < 1 << 20
+
+
+@contextlib.contextmanager
+def _no_memory_on_the_gpu():
+    """PyTorch's own allocator has nothing left in what it holds, and may not hold more."""
+    held = []
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties("cuda").total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / whole)
+    try:
+        for exponent in range(24, 8, -1):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(1 << exponent, dtype=torch.uint8, device="cuda"))
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_has_no_memory_is_told():
+    torch.zeros(1, device="cuda")
+    refused = r".* do not fit into the device's memory \(CUDA out of memory\. Tried to allocate \d"
+    with _no_memory_on_the_gpu(), pytest.raises(MtpError, match=f"64 state slots{refused}"):
+        make_pool("cuda")
+    pool = make_pool("cuda")
+    with _no_memory_on_the_gpu(), pytest.raises(MtpError, match=f"the windows of 4 requests{refused}"):
+        pool.open_store("gdn", SimpleNamespace(dtype=torch.bfloat16, model=None), 4)
+    assert pool.store is None
