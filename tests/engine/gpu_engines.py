@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from . import adaptive, cuda_ops, draft_models, harness, rounding, scenarios
+from . import adaptive, cuda_ops, draft_models, harness, models, rounding, scenarios
 from .harness import STATE_BOUND, EngineError, compare_states, plain_spec, token_differences
 from .matrix import CACHES, ENGINE, FAMILIES, MODES, Case
 from .scenario import Scenario
@@ -64,6 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash": {"env": {"SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": "1"}},
     "narrow": {},
     "sampled": {"seeded": True},
+    "flashinfer": {"extra": {"linear_attn_backend": "flashinfer"}},
     "compile": cuda_ops.COMPILING,
 }
 """What of an `EngineSpec` makes an engine special."""
@@ -191,9 +192,13 @@ class Engines:
     def _model(self, cell: Cell) -> str:
         """The family's checkpoint; SGLang takes the dtype of some weights from the configuration, not from --dtype."""
         original = Path(self._checkpoint(cell.case.family))
-        folder = original.with_name(f"{original.name}-{cell.dtype}")
+        wide = cell.kind == "flashinfer"
+        folder = original.with_name(f"{original.name}-{cell.dtype}{'-wide' if wide else ''}")
         if not folder.exists():
-            shutil.copytree(original, folder)
+            if wide:
+                models.write_wide_qwen3_next(folder)
+            else:
+                shutil.copytree(original, folder)
             config = folder / "config.json"
             config.write_text(config.read_text().replace('"torch_dtype": "float32"', f'"torch_dtype": "{cell.dtype}"'))
         return str(folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from .weights import HIDDEN, MARKOV, VOCAB, Weights, special_tokens
 
@@ -112,6 +113,13 @@ def write_qwen3_next(folder: str | Path, seed: int = 0, markov: float = MARKOV) 
         w.near(f"mtp.{norm}.weight", 0.0, HIDDEN)
     layer("mtp.layers.0", lambda w, prefix, gain: _qwen_attention(w, prefix, 0.3), "self_attn")
     return w.save(Path(folder), QWEN3_NEXT)
+
+
+def write_wide_qwen3_next(folder: str | Path) -> Path:
+    """The same in bfloat16 with GDN heads as wide as real models', which FlashInfer's kernels need."""
+    wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "torch_dtype": "bfloat16"}
+    with mock.patch.dict(QWEN3_NEXT, wide):
+        return write_qwen3_next(folder)
 
 
 NEMOTRON_H: dict[str, Any] = {

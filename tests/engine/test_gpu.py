@@ -6,12 +6,25 @@ than rounding does without speculation (`rounding`). What else an engine may be 
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from . import adaptive, rounding
-from .gpu_engines import DEFAULT_MODES, Cell, captured_of, cells, check_engine, check_equal, parameter, stock_of
+from .gpu_engines import (
+    DEFAULT_MODES,
+    Cell,
+    Engines,
+    captured_of,
+    cells,
+    check_engine,
+    check_equal,
+    parameter,
+    stock_of,
+)
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import ALGORITHMS, FAMILIES, FAMILY_MODES, IN_FULL, MODES, Case, caches
+from .spec import Result
 from .states import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -74,8 +87,7 @@ BFLOAT16_CAP = 0.1
 """Relative error of a state in 16 bits that nothing may exceed; a wrong node's state is off by more than 1."""
 
 
-@pytest.mark.parametrize("cell", cells("nextn-tree", OWN_LAYOUT, dtype="bfloat16"))
-def test_bfloat16(cell, engines):
+def check_rounded(cell: Cell, engines: Engines) -> Result:
     """Tokens differ at ties only; states are no further from the plain engine's than stock's verify takes them.
 
     A verify multiplies other matrix shapes than a decode does, which plain engines do not show: `snapshot` does.
@@ -91,6 +103,23 @@ def test_bfloat16(cell, engines):
     comparison = compare_states(result, min(BFLOAT16_CAP, rounding.FACTOR * max(limits.state, stock.worst)))
     print(f"; stock {stock.worst:.1e}; {comparison.compared} states, worst {comparison.worst:.1e}", end="")
     comparison.check()
+    return result
+
+
+@pytest.mark.parametrize("cell", cells("nextn-tree", OWN_LAYOUT, dtype="bfloat16"))
+def test_bfloat16(cell, engines):
+    check_rounded(cell, engines)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="no CuTe-DSL, which FlashInfer's kernels need")
+@pytest.mark.parametrize(
+    "cell", cells("nextn-chain", {"gdn": ("replay", "slots")}, dtype="bfloat16", kind="flashinfer")
+)
+def test_flashinfer(cell, engines):
+    """``--linear-attn-backend flashinfer``: FlashInfer prefills and decodes heads as wide as real ones, we verify."""
+    log = check_rounded(cell, engines).log
+    assert "decode=FlashInferGDNKernel" in log and "extend=FlashInferGDNKernel" in log
+    assert f"mode {cell.case.mode} verifies with its own kernels, not with flashinfer's" in log
 
 
 @pytest.mark.parametrize("cell", cells("nextn-tree", DEFAULT_MODES, kind="eager"))

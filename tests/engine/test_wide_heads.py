@@ -13,8 +13,6 @@ from . import models, scenarios
 from .harness import check_equal, run
 from .matrix import Case
 
-WIDE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "torch_dtype": "bfloat16"}
-
 
 @pytest.mark.gpu
 def test_no_prefill_waits(tmp_path):
@@ -23,8 +21,7 @@ def test_no_prefill_waits(tmp_path):
         pytest.skip("0.5.17 takes FlashInfer by itself on Blackwell only")
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("no CuTe-DSL, without which FlashInfer's prefill is not taken")
-    with mock.patch.dict(models.QWEN3_NEXT, WIDE):
-        models.write_qwen3_next(tmp_path)
+    models.write_wide_qwen3_next(tmp_path)
     case = Case("gdn", "nextn-chain", "extra_buffer-overlap", "replay")
     spec = case.spec(
         str(tmp_path),
