@@ -7,7 +7,8 @@ token, y_it = beta_t (k_t . x) and x <- a_t (x - y_it k_t), and then
     o_i = S0 x_i + sum_t y_it v_t.
 It is the triangular system of the chunked form (UT / WY transform, arXiv 2406.06484) solved by substitution: nothing is
 inverted, products of decays only shrink, and a tree differs from a chain in the nodes that a token acts on (ancestor
-bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^).
+bits). The decay is kept apart, x = d x^, so that the tile never sees it: d <- a_t d, y_it = d beta_t (k_t . x^). Tokens
+go in small groups (_carry_back): a program waits for its own sums more than for anything else.
 
 One program does one (row, value head) and touches no state: [N, K] floats in place of [V, K]. Of a row that folds,
 queries are carried back over its nodes and what stays pending: S0 is then the folded state.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common.ask import ask, line_starts
 from ..common.elementary import exp_rn, softplus_rn
 from ..common.pending import pending_and_folding
 from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
@@ -57,6 +59,63 @@ def _make_factors(
 
 
 @triton.jit
+def _load_group(keys_at, factors_at, newest, first, count, BY_ARGUMENT: tl.constexpr, GROUP: tl.constexpr):
+    """(keys, factors) of tokens newest, newest - 1, .., GROUP of them: tuples of raw keys [NC, KC] and of what
+    tiles.store_token_factors keeps. Tokens that are not among the `count` ones have zeros, and a decay of 1.
+
+    Token t is entry first + t of the row's order, where its factors lie; BY_ARGUMENT: its key does not.
+    """
+    k_head, stride_k, offs, mask = keys_at
+    factors_head, stride_factors, order_row = factors_at
+    keys = ()
+    factors = ()
+    for back in tl.static_range(GROUP):
+        t = newest - back
+        there = (t >= 0) & (t < count)
+        position = tl.load(order_row + first + t, mask=there, other=0).to(tl.int64)
+        row = t if BY_ARGUMENT else position
+        keys = keys + (tl.load(k_head + row * stride_k + offs, mask=mask & there, other=0),)  # noqa: RUF005 (jit: no unpacking)
+        at = factors_head + position * stride_factors
+        decay = tl.load(at, mask=there, other=1.0)
+        rnorm = tl.load(at + 1, mask=there, other=0.0)
+        strength = tl.load(at + 2, mask=there, other=0.0)
+        factors = factors + ((decay, rnorm, strength),)  # noqa: RUF005
+    return keys, factors
+
+
+@triton.jit
+def _carry_back(x, decayed, keys, factors, on_path):
+    """x^ [rows, NC, KC] and d [rows] after a group of tokens, the newest first; and d y [rows] of each token.
+
+    The products of x^ with all the group's keys are taken at once, before any token has changed it: what a newer token
+    takes from x^ takes its y / |k| times the product of both keys from an older token's. So a group is a chain of sums
+    no longer than one token's. on_path: the rows that each token acts on.
+    """
+    GROUP: tl.constexpr = len(keys)
+    wide = ()
+    products = ()
+    for i in tl.static_range(GROUP):
+        wide = wide + (keys[i].to(tl.float32),)  # noqa: RUF005 (jit: no unpacking)
+        products = products + (sum_over_k(x * per_k(wide[i])),)  # noqa: RUF005
+    ys = ()
+    given = ()
+    for i in tl.static_range(GROUP):
+        decay, _, strength = factors[i]
+        product = products[i]
+        for newer in tl.static_range(i):
+            both = sum_over_k(tl.broadcast_to(per_k(wide[newer] * wide[i]), x.shape))
+            product = tl.fma(ys[newer] * factors[newer][1], -both, product)
+        y = tl.where(on_path[i], product * strength, 0.0)
+        ys = ys + (y,)  # noqa: RUF005
+        given = given + (y * decayed,)  # noqa: RUF005
+        # after y: a token's own decay acts on what came before it
+        decayed = tl.where(on_path[i], decayed * decay, decayed)
+    for i in tl.static_range(GROUP):
+        x = x - per_row(ys[i] * factors[i][1]) * per_k(wide[i])
+    return x, decayed, given
+
+
+@triton.jit
 def prepare_kernel(
     q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, window_factors, ancestors, carried, weights, fold_factors,
@@ -64,7 +123,7 @@ def prepare_kernel(
     stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
     stride_factors_row, stride_factors,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, GROUP: tl.constexpr,
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +145,7 @@ def prepare_kernel(
     if (slot <= 0) | (row < 0):
         return
     order += row * capacity
-    # asked for while it is not known yet whether the row folds; and what follows finds the order in the cache
+    # loaded while it is not known yet whether the row folds; and what follows finds the order in the cache
     oldest = tl.arange(0, TOKENS)
     positions = tl.load(order + oldest, mask=oldest < capacity, other=0).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
@@ -100,6 +159,11 @@ def prepare_kernel(
     carried += tl.program_id(0).to(tl.int64) * (N * K)
     weights += tl.program_id(0).to(tl.int64) * (N * BT)
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
+
+    # whatever becomes of these tokens, their keys are read
+    lines = line_starts(window_k.dtype.element_ty, K, K)
+    ask(window_k + positions[:, None] * stride_wk + lines[None, :], NATIVE)
+    ask(window_factors + positions * stride_factors, NATIVE)
 
     windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
     if APART:
@@ -119,9 +183,6 @@ def prepare_kernel(
     if N <= 32:
         bits = bits.to(tl.int32)
 
-    # entry t of the path order: the tokens that stay pending, then nodes
-    entries = order + folding
-
     # append keys (once a group), gates and what is made of both
     position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
     flat = tl.arange(0, NC * KC)
@@ -138,47 +199,39 @@ def prepare_kernel(
     # the loop reads them back
     tl.debug_barrier()
 
+    NODES: tl.constexpr = GROUP if GROUP < BN else BN
     x = x * per_row(scale / tl.sqrt(sum_over_k(x * x) + 1e-6))
     decayed = tl.full([BN], 1.0, dtype=tl.float32)
-    # Loads run one token ahead, positions two: stores stand between.
-    total = kept + N
-    older = tl.load(entries + total - 2, mask=total > 1, other=0).to(tl.int64)
-    raw_k = tl.load(k + (N - 1) * stride_k + offs, mask=mask, other=0)
-    p_factor = window_factors + tl.load(entries + total - 1).to(tl.int64) * stride_factors
-    next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
-    newest = tl.load(entries + kept - 1, mask=kept > 0, other=0).to(tl.int64)
-    waiting_k = tl.load(window_k + newest * stride_wk + offs, mask=mask & (kept > 0), other=0)
+    factors_of = (window_factors, stride_factors, order)
+    # the newest pending tokens, loaded while nodes are worked on; then each group while the one before it is
+    held = (window_k, stride_wk, offs, mask)
+    waiting = _load_group(held, factors_of, kept - 1, folding, kept, False, GROUP)
     # the nodes, by the argument: another program stores their keys to the window
-    for step in range(N):
-        j = N - 1 - step
-        key = raw_k.to(tl.float32)
-        decay, rnorm, strength = next_decay, next_rnorm, next_strength
-        raw_k = tl.load(k + (j - 1) * stride_k + offs, mask=mask & (j > 0), other=0)
-        p_factor = window_factors + older * stride_factors
-        next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
-        older = tl.load(entries + kept + j - 2, mask=kept + j > 1, other=0).to(tl.int64)
-
-        on = (node == j) | (((bits >> j) & 1) != 0)
-        y = tl.where(on, sum_over_k(x * per_k(key)) * strength, 0.0)
-        x = x - per_row(y * rnorm) * per_k(key)
-        tl.store(weights + node * BT + (kept + j), y * decayed, mask=is_node)
-        # after y: a token's own decay acts on what came before it
-        decayed = tl.where(on, decayed * decay, decayed)
+    GROUPS: tl.constexpr = (N + NODES - 1) // NODES
+    for group in range(GROUPS):
+        newest_node = (GROUPS - group) * NODES - 1  # (counted from the root on: a longer tree changes no bits)
+        here = (k, stride_k, offs, mask)
+        node_keys, factors = _load_group(here, factors_of, newest_node, before, N, True, NODES)
+        on_path = ()
+        for back in tl.static_range(NODES):
+            j = newest_node - back
+            on_path = on_path + ((node == j) | (((bits >> j) & 1) != 0),)  # noqa: RUF005 (jit: no unpacking)
+        x, decayed, ys = _carry_back(x, decayed, node_keys, factors, on_path)
+        for back in tl.static_range(NODES):
+            j = newest_node - back
+            tl.store(weights + node * BT + (kept + j), ys[back], mask=is_node & (j < N))
     # the tokens that stay pending: every node comes after them
-    raw_k = waiting_k
-    for step in range(kept):
-        t = kept - 1 - step
-        key = raw_k.to(tl.float32)
-        decay, rnorm, strength = next_decay, next_rnorm, next_strength
-        raw_k = tl.load(window_k + older * stride_wk + offs, mask=mask & (t > 0), other=0)
-        p_factor = window_factors + older * stride_factors
-        next_decay, next_rnorm, next_strength = tl.load(p_factor), tl.load(p_factor + 1), tl.load(p_factor + 2)
-        older = tl.load(entries + t - 2, mask=t > 1, other=0).to(tl.int64)
-
-        y = sum_over_k(x * per_k(key)) * strength
-        x = x - per_row(y * rnorm) * per_k(key)
-        tl.store(weights + node * BT + t, y * decayed, mask=is_node)
-        decayed = decayed * decay
+    for group in tl.range(0, (kept + GROUP - 1) // GROUP, num_stages=1):
+        newest_token = kept - 1 - group * GROUP
+        token_keys, factors = waiting
+        waiting = _load_group(held, factors_of, newest_token - GROUP, folding, kept, False, GROUP)
+        on_path = ()
+        for _ in tl.static_range(GROUP):
+            on_path = on_path + (is_node,)  # noqa: RUF005
+        x, decayed, ys = _carry_back(x, decayed, token_keys, factors, on_path)
+        for back in tl.static_range(GROUP):
+            t = newest_token - back
+            tl.store(weights + node * BT + t, ys[back], mask=is_node & (t >= 0))
     x = x * per_row(decayed)
     p_x = carried + per_row(node) * K + per_k(offs)
     if SPLIT:

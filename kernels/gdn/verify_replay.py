@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.ask import ask, line_starts
 from ..common.fragments import (
     addends,
     as_left,
@@ -233,6 +234,9 @@ def _verify_kernel(
             tl.extra.cuda.gdc_wait()
         return
     state_head = states + slot * stride_slot + hv * (V * K)
+    # the first block (of a slot that lies as [K, V], a part of it), while all that is read before it is on its way
+    first_element = first_block * (BP * K)
+    ask(state_head + first_element + line_starts(states.dtype.element_ty, BP * K, V * K - first_element), NATIVE)
     row = tl.load(rows + batch_row).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
@@ -291,6 +295,7 @@ class VerifyConfig:
                               launch).
     registers                 cap per thread of the second kernel; None: the compiler's choice.
     apart                     what a fold needs of its tokens' keys and gates is made by programs of their own.
+    group                     tokens that queries are carried over at once: a shorter chain for more registers.
     """
 
     block_v: int = 16
@@ -304,6 +309,7 @@ class VerifyConfig:
     overlap: bool = False
     registers: int | None = None
     apart: bool = False
+    group: int = 2
 
 
 def default_config(
@@ -373,6 +379,7 @@ def constants_for(
     }  # fmt: skip
     prepare = {
         "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk, "APART": config.apart,
+        "GROUP": config.group,
     }  # fmt: skip
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,

@@ -53,6 +53,8 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
         {"query_chunk": 128, "prepare_warps": 4},
         {"prepare_warps": 2},
         {"registers": 168},
+        {"group": 1},
+        {"group": 4},
         {"overlap": True},
         {"overlap": True, "blocks": 1},
     ],

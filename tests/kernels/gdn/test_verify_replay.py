@@ -79,6 +79,17 @@ def test_every_pending_count(which: str, fold_threshold: int, index_dtype: torch
     check_verify(case, implementation(which, device)[0])
 
 
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_groups_of_other_sizes(group: int, device: torch.device) -> None:
+    """However many tokens queries are carried over at once, and whether the last group is full or not."""
+    from mamba_mtp_kernels.gdn.verify_replay import default_config
+
+    verify = implementation("triton", device)[0]
+    config = default_config(nodes=5, values=16, exact=True, fold_threshold=6, heads=14)
+    case = make_case(batch=7, nodes=5, tree=True, H=1, HV=2, pending=[0, 1, 2, 3, 4, 6, 9], device=device)
+    check_verify(case, verify, config=replace(config, group=group))
+
+
 def every_newest(fold_threshold: int, nodes: int) -> tuple[list[int], list[int]]:
     """Pending and newest counts of all rows that a window of this threshold may hold."""
     pairs = [(p, n) for p in range(fold_threshold + nodes + 1) for n in range(min(p, fold_threshold) + 1)]
