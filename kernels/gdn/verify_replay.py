@@ -332,18 +332,20 @@ def default_config(
     once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value
     block_v = 32 if once and many else 16
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
+    # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
+    slim = nodes <= (16 if many else 8)
     return VerifyConfig(
         block_v=block_v,
         blocks=triton.cdiv(values, block_v) if many else 1,
         num_warps=1 if once and not many else warps,
-        prepare_warps=2 if nodes > 8 else 1,
+        prepare_warps=1 if slim else 2,
         # of blocks of half the bytes one more has to be on its way
         num_stages=(3 if narrow and once else 2) if many else 1,
         fold_stages=2 if many else 1,
         split=not exact,
         overlap=overlap,
         # smaller drafts take half a microsecond to two more: their first kernel is one wave of programs
-        apart=nodes > 8,
+        apart=not slim,
     )
 
 
