@@ -25,7 +25,7 @@ def ask(at, NATIVE: tl.constexpr):
 
 @triton.jit
 def line_starts(TYPE: tl.constexpr, SIZE: tl.constexpr, inside):
-    """Offsets of the lines of SIZE elements of TYPE, of which the first `inside` are there; then the last one again."""
+    """Offsets of the lines of SIZE elements of TYPE, a power of two, of which the first `inside` are there; then the
+    last of these again. (By arithmetic alone: SGLang puts a plain function in the place of triton.next_power_of_2.)"""
     PER_LINE: tl.constexpr = LINE * 8 // TYPE.primitive_bitwidth
-    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(SIZE, PER_LINE))
-    return tl.minimum(tl.arange(0, LINES) * PER_LINE, inside - 1)
+    return tl.minimum(tl.arange(0, (SIZE + PER_LINE - 1) // PER_LINE) * PER_LINE, inside - 1)

@@ -161,7 +161,7 @@ def prepare_kernel(
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
 
     # whatever becomes of these tokens, their keys are read
-    lines = line_starts(window_k.dtype.element_ty, K, K)
+    lines = line_starts(window_k.dtype.element_ty, NC * KC, K)
     ask(window_k + positions[:, None] * stride_wk + lines[None, :], NATIVE)
     ask(window_factors + positions * stride_factors, NATIVE)
 

@@ -208,7 +208,7 @@ def _verify_kernel(
     stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
-    PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr,
+    PART: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr,
     SPLIT: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
     FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
 ):  # fmt: skip
@@ -236,7 +236,7 @@ def _verify_kernel(
     state_head = states + slot * stride_slot + hv * (V * K)
     # the first block (of a slot that lies as [K, V], a part of it), while all that is read before it is on its way
     first_element = first_block * (BP * K)
-    ask(state_head + first_element + line_starts(states.dtype.element_ty, BP * K, V * K - first_element), NATIVE)
+    ask(state_head + first_element + line_starts(states.dtype.element_ty, BLOCK, V * K - first_element), NATIVE)
     row = tl.load(rows + batch_row).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
@@ -385,6 +385,7 @@ def constants_for(
     }  # fmt: skip
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
+        "BLOCK": config.block_v * padded_k,
         "WARPS": min(config.num_warps, config.block_v // 16), "CHUNK": chunk_of(state, part),
         "STAGES": config.num_stages, "FOLD_STAGES": config.fold_stages, "EITHER": either,
     }  # fmt: skip
