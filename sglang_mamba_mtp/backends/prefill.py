@@ -58,15 +58,21 @@ class MtpLinearBackend:
             )
 
     def _forward_metadata(self, forward_batch: Any) -> Any:
-        """SGLang's, with slot 0, which is nobody's, for rows that have none.
+        """SGLang's, with links for all rows of a verify, and in a prefill with slot 0, which is nobody's, for rows that
+        have none.
 
-        Under data-parallel attention a rank without requests prefills one that is made up, up to 0.5.20 at slot -1.
-        SGLang's Mamba2 mixer, and GDN's prefills by FlashInfer (SM90) and CuteDSL, put its state into the last slot.
+        Under data-parallel attention MLP sync pads a batch, but not the links that its drafts came with: SGLang's own
+        verify would read on behind them. And a rank without requests prefills one that is made up, up to 0.5.20 at slot
+        -1, whose state SGLang's Mamba2 mixer, and GDN's prefills by FlashInfer (SM90) and CuteDSL, put into the last
+        slot.
         """
         metadata = super()._forward_metadata(forward_batch)  # type: ignore[misc]
-        mode = forward_batch.forward_mode
-        if mode.is_extend() and not mode.is_target_verify():
-            metadata.mamba_cache_indices = metadata.mamba_cache_indices.clamp(min=0)
+        mode, slots = forward_batch.forward_mode, metadata.mamba_cache_indices
+        if mode.is_target_verify():
+            for name in ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token"):
+                setattr(metadata, name, _padded(getattr(metadata, name), slots.shape[0]))
+        elif mode.is_extend():
+            metadata.mamba_cache_indices = slots.clamp(min=0)
         return metadata
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -173,3 +179,10 @@ class MtpLinearBackend:
             return
         self.retrieve_next_token_list[cuda_graph_bs - 1][: links.shape[0]].copy_(links)
         self.retrieve_next_sibling_list[cuda_graph_bs - 1][: links.shape[0]].copy_(spec_info.retrieve_next_sibling)
+
+
+def _padded(links: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    """Links of ``size`` rows, of those beyond the given ones none."""
+    if links is None or links.shape[0] >= size:
+        return links
+    return torch.nn.functional.pad(links, (0, 0, 0, size - links.shape[0]), value=-1)

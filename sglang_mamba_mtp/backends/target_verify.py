@@ -85,8 +85,7 @@ class TargetVerify:
     def _prepare_verify(self) -> None:
         metadata = self.forward_metadata
         size = metadata.mamba_cache_indices.shape[0]
-        links = (metadata.retrieve_next_token, metadata.retrieve_next_sibling)
-        self.store.prepare(self._batch(size), *(_padded(link, size) for link in links))
+        self.store.prepare(self._batch(size), metadata.retrieve_next_token, metadata.retrieve_next_sibling)
 
     def commit_verify(
         self,
@@ -120,10 +119,3 @@ class TargetVerify:
             nodes=metadata.mtp_nodes,
             chain=metadata.retrieve_next_token is None,
         )
-
-
-def _padded(links: torch.Tensor | None, size: int) -> torch.Tensor | None:
-    """Tree links of ``size`` rows: MLP sync pads a batch, but not the links that its drafts came with."""
-    if links is None or links.shape[0] >= size:
-        return links
-    return torch.nn.functional.pad(links, (0, 0, 0, size - links.shape[0]), value=-1)

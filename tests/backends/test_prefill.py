@@ -346,3 +346,22 @@ def test_ngram_is_never_taken_for_a_chain(sglang, monkeypatch):
     assert Ours(runner(False)).topk == 1
     with pytest.raises(MtpError, match="topk 1"):
         Ours(runner(True))
+
+
+@pytest.mark.parametrize("real", [0, 1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_of_a_padded_batch_has_links(backends, family, real):
+    """MLP sync pads slots and rows; an idle rank brings no links at all. SGLang's own verify reads as many as it has
+    rows, and writes as many parents."""
+    _, ours = backends(family, topk=2)
+    ours.device = "cpu"
+    batch = ngram_verify(3, 4)
+    info = batch.spec_info
+    given = {name: getattr(info, name)[:real] for name in ("retrieve_next_token", "retrieve_next_sibling")}
+    for name, links in given.items():
+        setattr(info, name, links)
+    ours.init_forward_metadata(batch)
+    for name, links in given.items():
+        seen = getattr(ours.forward_metadata, name)
+        assert seen.tolist() == [*links.tolist(), *[[-1] * 4] * (3 - real)]
+    assert ours.forward_metadata.retrieve_parent_token.shape == (3, 4)
