@@ -69,7 +69,8 @@ def test_ranks_with_requests_of_their_own(family, algorithm, cache, mode, checkp
 @pytest.mark.slow
 def test_a_fault_on_one_rank_is_seen(checkpoint):
     todo = _todo()
-    spec = _spec(Case("gdn", "nextn-chain", "rewind", "replay"), checkpoint, sabotage="skip_settle", sabotaged_rank=1)
+    case = Case("gdn", "nextn-chain", "rewind", "replay")
+    spec = _spec(case, checkpoint, sabotage="commit_one_less", sabotaged_rank=1)
     result = run(spec, todo)
     differing = {line.partition("/")[0] for line in token_differences(result, baseline(spec, todo))}
     states = compare_states(result)

@@ -21,7 +21,8 @@ POLICIES = ("write_through", "write_through_selective", "write_back")
 FEW_SLOTS = {
     cache: {"max_running_requests": 3, "max_mamba_cache_size": 10}
     if cache in ("no_buffer", "rewind")
-    else {"max_running_requests": 2, "max_mamba_cache_size": 11}
+    # (with overlap a request takes a slot more)
+    else {"max_running_requests": 2, "max_mamba_cache_size": 11 if cache == "extra_buffer-overlap" else 9}
     for cache in caches("replay")
 }
 """Engines so small that a conversation's state is evicted before its next turn."""
