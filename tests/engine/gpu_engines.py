@@ -8,6 +8,7 @@ streams and take it away, so states are read at radix inserts and at the end.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -92,10 +93,12 @@ def cells(algorithm: str, modes: dict[str, tuple[str, ...]], cache: str = "extra
 
 
 def parameter(cell: Cell, *marks: pytest.MarkDecorator) -> Any:
-    """A cell as a pytest parameter. Without two GPUs one of two ranks is skipped, before any engine is started."""
+    """A cell as a pytest parameter. What cannot run here is skipped before any engine is started."""
     gpus = torch.cuda.device_count()
     if KINDS[cell.kind].get("ranks", 1) > max(1, gpus):
         marks = (pytest.mark.skip(reason=f"needs two GPUs, there are {gpus}"), *marks)
+    if cell.kind == "flashinfer" and importlib.util.find_spec("cutlass") is None:
+        marks = (pytest.mark.skip(reason="no CuTe-DSL, which FlashInfer's kernels need"), *marks)
     return pytest.param(cell, id=cell.name, marks=marks)
 
 

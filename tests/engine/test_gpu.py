@@ -6,8 +6,6 @@ than rounding does without speculation (`rounding`). What else an engine may be 
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from . import adaptive, rounding
@@ -111,7 +109,6 @@ def test_bfloat16(cell, engines):
     check_rounded(cell, engines)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="no CuTe-DSL, which FlashInfer's kernels need")
 @pytest.mark.parametrize(
     "cell", cells("nextn-chain", {"gdn": ("replay", "slots")}, dtype="bfloat16", kind="flashinfer")
 )
