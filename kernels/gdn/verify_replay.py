@@ -293,7 +293,8 @@ class VerifyConfig:
     split                     x in two bf16 addends; else as float32, for float32 outputs.
     overlap                   let the second kernel start and load state while the first runs (programmatic dependent
                               launch).
-    registers                 cap per thread of the second kernel; None: the compiler's choice.
+    registers, prepare_registers
+                              caps per thread of the second kernel and of the first; None: the compiler's choice.
     apart                     what a fold needs of its tokens' keys and gates is made by programs of their own.
     group                     tokens that queries are carried over at once: a shorter chain for more registers.
     """
@@ -308,6 +309,7 @@ class VerifyConfig:
     split: bool = True
     overlap: bool = False
     registers: int | None = None
+    prepare_registers: int | None = None
     apart: bool = False
     group: int = 2
 
@@ -339,6 +341,8 @@ def default_config(
         blocks=triton.cdiv(values, block_v) if many else 1,
         num_warps=1 if once and not many else warps,
         prepare_warps=1 if slim else 2,
+        # a multiprocessor then has room for 16 of them; Triton 3.8 takes 140, and some would wait for the others
+        prepare_registers=128 if 4 < nodes <= 8 else None,
         # of blocks of half the bytes one more has to be on its way
         num_stages=(3 if narrow and once else 2) if many else 1,
         fold_stages=2 if many else 1,
@@ -466,7 +470,7 @@ def gdn_verify(
         q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         window.factors.stride(0), window.factors.stride(1),
-        **prepare, num_warps=config.prepare_warps, enable_fp_fusion=may_fuse(dim_k),
+        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         v, states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,

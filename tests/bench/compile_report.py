@@ -104,7 +104,7 @@ def verify_reports(
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
     return (
-        report(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps),
+        report(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps, config.prepare_registers),
         report(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
     )
 
