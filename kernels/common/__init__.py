@@ -9,6 +9,7 @@ pending.py      how many tokens of a slot are pending, and how many of them a ve
 draft_slots.py  slots mode's bookkeeping: where each request's newest state lies
 axis_order.py   the two axis orders of a state; turn.py: from one into the other; tile.py: a tile of either
 move.py         copies of whole slots
+ask.py          lines of memory asked for before they can be loaded
 fragments.py    tiles as tensor cores take them, factors in addends; elementary.py: exact exponentials and their like
 """
 

@@ -1,4 +1,4 @@
-"""What a verify's commit refers to: the backends' flow over a pool, without a model."""
+"""What a verify's commit refers to, and trees of padded batches: the backends' flow over a pool, without a model."""
 
 from __future__ import annotations
 
@@ -69,3 +69,16 @@ def test_commit_goes_to_the_rows_of_the_metadata_in_place(backend):
     backend.init_forward_metadata_in_graph(captured)
     backend.commit_verify(torch.tensor([1, 1]), None, None)
     assert rows_of(backend.store, [5, 6]) == [1, 2]
+
+
+@pytest.mark.parametrize("real", [0, 1])
+def test_links_of_a_padded_batch(backend, real):
+    """MLP sync pads slots and rows, and metadata their links; an idle rank brings none at all."""
+    from sglang_mamba_mtp.backends.prefill import _padded
+
+    first = torch.tensor([[1, 3, -1, -1]] * real).view(real, NODES)
+    sibling = torch.tensor([[-1, 2, -1, -1]] * real).view(real, NODES)
+    slots, rows = ([3, -1], [1, 0]) if real else ([-1, -1], [0, 0])
+    backend.init_forward_metadata(verify_batch(slots, rows, (_padded(first, 2), _padded(sibling, 2))))
+    parents = backend.store._parents.view(-1)[: real * NODES]
+    assert parents.tolist() == [-1, 0, 0, 1] * real
