@@ -130,7 +130,7 @@ JOBS: dict[str, Job] = {
     },
     "sanitize": Job(
         (
-            *(sys.executable, "tests/bench/sanitize.py", "--quick", "--limit", "80", "--workers", "16"),
+            *(sys.executable, "tests/bench/sanitize.py", "--quick", "--together", "--limit", "330", "--workers", "16"),
             *("--out", "{out}/sanitize"),
         ),
         alone=True,

@@ -2,12 +2,13 @@
 
     python tests/bench/sanitize.py                                  # every kernel test, 8 minutes a tool at most
     python tests/bench/sanitize.py --quick --limit 90               # real sizes of every kernel, about 6 minutes in all
+    python tests/bench/sanitize.py --quick --together --limit 300   # the same in less: 16 cores, initcheck may not end
     python tests/bench/sanitize.py --tools racecheck -k mamba2 --out FOLDER
 
-Tools run one after the other. Before the first, tests of a quick run are run without one, which compiles what they
-need. Left out: the references' parameters, tests that break the code on purpose, chains of hundreds of commits, and
-what asks nothing of a GPU. Where the time of a tool is over its processes are ended, and what had not been reached is
-told.
+Tools run one after the other, or together, with as many processes in all. Before the first, tests of a quick run are
+run without one, which compiles what they need; those that take long go first. Left out: the references' parameters,
+tests that break the code on purpose, chains of hundreds of commits, and what asks nothing of a GPU. Where the time of a
+tool is over its processes are ended, and what had not been reached is named.
 
 Prints a line for each kind of finding (in a kernel of ours, or elsewhere), a tool's line when it is done and a table at
 the end; FOLDER gets every log (without it a temporary one does, which stays where anything was found). The exit status
@@ -33,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +50,7 @@ LEFT_OUT = re.compile(
     r"|/test_(arguments|operands|grids?|bench_modes|counted|longest_window|stock_drift|sabotage)\.py"
 )
 GRAPHS = re.compile(r"::test_\w*graph")
+LONG = re.compile(r"slots_real_sizes|settle_has|real_sizes\[16|model_shapes\[state_dtype1|axis_orders")
 QUICK = (
     r"gdn/test_gpu.py::test_real_sizes\[(4-chain-torch.float32|4-tree-torch.bfloat16|16-tree-torch.float32)\]",
     r"gdn/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads",
@@ -72,11 +75,11 @@ OUTCOME = re.compile(r"(PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 
 
 class Done(NamedTuple):
-    """What became of a chunk's process: outcomes counted, how many of its tests had none, its log, and whether it was
+    """What became of a chunk's process: outcomes counted, which of its tests had none, its log, and whether it was
     ended from outside."""
 
     outcomes: collections.Counter[str]
-    missed: int
+    missed: list[str]
     log: sanitizer.Log
     ended: bool
 
@@ -98,7 +101,7 @@ def split(ids: Sequence[str], size: int) -> list[list[str]]:
     for graphs in (False, True):
         kind = [test for test in ids if bool(GRAPHS.search(test)) == graphs]
         chunks += [kind[at : at + size] for at in range(0, len(kind), size)]
-    return chunks
+    return sorted(chunks, key=lambda chunk: not any(LONG.search(test) for test in chunk))
 
 
 class Machine:
@@ -106,6 +109,8 @@ class Machine:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self.workers = folder, workers
+        # of all tools that run together
+        self.room = threading.Semaphore(workers)
         # tests import the kernels of this tree by their installed name
         packages = folder / "packages"
         packages.mkdir(parents=True, exist_ok=True)
@@ -158,7 +163,8 @@ class Machine:
                     number, ids = waiting.get_nowait()
                 except queue.Empty:
                     return
-                done.append(self._run_one(tool, number, ids, gpu, ends))
+                with self.room:
+                    done.append(self._run_one(tool, number, ids, gpu, ends))
 
         threads = [threading.Thread(target=work, args=(self.gpus[n % len(self.gpus)],)) for n in range(self.workers)]
         for thread in threads:
@@ -196,9 +202,10 @@ class Machine:
                     process.wait()
         said = output.read_text() if output.exists() else ""
         lines = [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
-        outcomes = collections.Counter(found[1] for line in lines if (found := OUTCOME.search(line.split("::", 1)[1])))
+        ran = {line[: found.start()].strip(): found[1] for line in lines if (found := OUTCOME.search(line))}
+        outcomes, missed = collections.Counter(ran.values()), [test for test in ids if test not in ran]
         text = "\n".join(log.read_text(errors="replace") for log in self.folder.glob(f"{name}.*.log"))
-        return Done(outcomes, len(ids) - outcomes.total(), sanitizer.read(text), ended)
+        return Done(outcomes, missed, sanitizer.read(text), ended)
 
 
 def report(tool: str, done: Sequence[Done], seconds: float, ours: set[str]) -> tuple[str, int]:
@@ -212,9 +219,11 @@ def report(tool: str, done: Sequence[Done], seconds: float, ours: set[str]) -> t
     # a tool counts what it does not print, and of a process that was ended only what it printed is known
     total = sum(max(one.log.total or 0, len(one.log.findings)) for one in done)
     failed = outcomes["FAILED"] + outcomes["ERROR"]
-    missed = sum(one.missed for one in done)
-    broken = sum(not one.ended and (one.log.total is None or one.missed > 0) for one in done)
-    counts = f"{outcomes['PASSED']:6d} {outcomes['SKIPPED']:7d} {failed:6d} {missed:7d} {broken:6d}"
+    missed = [test for one in done for test in one.missed]
+    for test in missed:
+        print(f"{tool}: {test} had not ended")
+    broken = sum(not one.ended and (one.log.total is None or bool(one.missed)) for one in done)
+    counts = f"{outcomes['PASSED']:6d} {outcomes['SKIPPED']:7d} {failed:6d} {len(missed):7d} {broken:6d}"
     line = f"{tool:10s} {len(done):9d} {counts} {in_ours:7d} {total:8d} {seconds:6.0f}"
     return line, 1 if total or failed or broken else 2 if missed else 0
 
@@ -224,8 +233,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tools", nargs="+", default=list(sanitizer.TOOLS), choices=sanitizer.TOOLS)
     parser.add_argument("--quick", action="store_true", help="one real-size test for each kernel")
     parser.add_argument("-k", dest="keyword", help="pytest's, of the tests to run")
+    parser.add_argument("--together", action="store_true", help="all tools at once")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds a tool")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at once")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at once, of all tools")
     parser.add_argument("--chunk", type=int, help="tests a process; 24, quick: 1")
     parser.add_argument("--out", type=Path, help="folder of the logs; a temporary one is removed")
     options = parser.parse_args(argv)
@@ -245,22 +255,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         started = time.monotonic()
         machine.run(None, chunks, options.limit)
         print(f"without a tool, compiling: {time.monotonic() - started:.0f} s", flush=True)
-    ours, lines, worst = sanitizer.our_kernels(ROOT / "kernels"), [], []
-    for tool in options.tools:
+    ours = sanitizer.our_kernels(ROOT / "kernels")
+
+    def under(tool: str) -> tuple[str, int]:
         started = time.monotonic()
         done = machine.run(tool, chunks, options.limit)
         line, status = report(tool, done, time.monotonic() - started, ours)
         print(line, flush=True)
-        lines.append(line)
-        worst.append(status)
+        return line, status
+
+    with ThreadPoolExecutor(len(options.tools) if options.together else 1) as pool:
+        lines, statuses = zip(*pool.map(under, options.tools), strict=True)
     print("tool       processes passed skipped failed not run broken in ours findings seconds")
     print("\n".join(lines))
     shutil.rmtree(folder / "packages")
-    if options.out or 1 in worst:
+    if options.out or 1 in statuses:
         print(f"logs: {folder}")
     else:
         shutil.rmtree(folder)
-    sys.exit(1 if 1 in worst else max(worst))
+    sys.exit(1 if 1 in statuses else max(statuses))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,10 @@ import mamba_mtp_kernels
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_right(n): pass
 def test_skipped(): pytest.skip("no")
-def test_slow(): time.sleep({slow})
+def test_slow():
+    for what in ("begins", "ends"):
+        with open("times.txt", "a") as file: print(what, file=file)
+        time.sleep({slow} if what == "begins" else 0)
 def test_graph_replay(): assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
 def test_without_cache(): assert os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "1") == "1"
 """
@@ -136,7 +139,7 @@ def run(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         monkeypatch.setattr(sanitize, "ROOT", tmp_path)
         with pytest.raises(SystemExit) as exit:
-            sanitize.main([*arguments, "--out", str(tmp_path / "out"), "--workers", "4", "--chunk", "3"])
+            sanitize.main(["--out", str(tmp_path / "out"), "--workers", "4", "--chunk", "3", *arguments])
         printed = capsys.readouterr().out
         table = {line.split()[0]: line.split()[1:-1] for line in printed.partition("tool  ")[2].splitlines()[1:]}
         return exit.value.code, table, printed
@@ -163,5 +166,15 @@ def test_a_process_without_a_summary_is_broken(run):
 
 
 def test_what_was_not_reached_is_told(run):
-    status, table, _ = run(CLEAN, "--tools", "racecheck", "--limit", "3", "-k", "slow", slow=60.0)
+    status, table, printed = run(CLEAN, "--tools", "racecheck", "--limit", "3", "-k", "slow", slow=60.0)
     assert status == 2 and table["racecheck"] == ["1", "0", "0", "0", "1", "0", "0", "0"]
+    assert "racecheck: tests/kernels/test_few.py::test_slow had not ended" in printed
+
+
+@pytest.mark.parametrize(("workers", "times"), [("2", "begins begins ends ends"), ("1", "begins ends begins ends")])
+def test_tools_together_share_the_processes(run, tmp_path, workers, times):
+    arguments = ("--together", "--tools", "memcheck", "racecheck", "--workers", workers, "-k", "slow")
+    status, table, _ = run(CLEAN, *arguments, slow=5.0)
+    assert status == 0
+    assert [table[tool][:2] for tool in ("memcheck", "racecheck")] == [["1", "1"]] * 2
+    assert (tmp_path / "times.txt").read_text().split() == times.split()
