@@ -131,6 +131,7 @@ HOOKED: dict[str, Surface] = {
     ),
     "transferred": _same(f"{_DECODE}:DecodeTransferQueue._commit_transfer_to_req", "self decode_req"),
     "update_running": _same("sglang.srt.managers.scheduler:Scheduler.update_running_batch", "self batch"),
+    "run_batch": _same("sglang.srt.managers.scheduler:Scheduler.run_batch", "self batch pp_proxy_tensors"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
@@ -207,6 +208,7 @@ RELIED_ON: tuple[Surface, ...] = (
     _same("sglang.srt.speculative.adaptive_spec_params:resolve_candidate_steps_from_config", "cfg_path"),
     _same("sglang.srt.model_loader.utils:get_model_architecture", "model_config"),
     _same("sglang.srt.speculative.spec_utils:prepare_mamba_track_for_verify", "batch"),
+    _same("sglang.srt.managers.scheduler:Scheduler._advance_pending_grammar", "self"),
     _same("sglang.srt.utils.common:rank0_log", "msg"),
     _same(f"{_REGISTRY}:HookRegistry.register", "cls target hook hook_type source"),
     _same(f"{_REGISTRY}:HookRegistry.apply_hooks", "cls"),
@@ -333,7 +335,7 @@ READ: tuple[tuple[Names, ...], ...] = (
         (f"{_FORWARD}:ForwardBatch", "mamba_prefill_track_mask_cpu mamba_track_seqlens_cpu"),
         (f"{_SCHEDULE}:_MambaRadixCacheV2TrackEntry", "track_mask track_seqlen"),
     ),
-    _read(f"{_FORWARD}:ForwardMode", "is_extend is_idle is_target_verify is_draft_extend_v2"),
+    _read(f"{_FORWARD}:ForwardMode", "is_extend is_idle is_mixed is_target_verify is_draft_extend_v2"),
     _read(
         f"{_METADATA}:ForwardMetadata",
         "mamba_cache_indices mamba_track_indices retrieve_next_token retrieve_next_sibling has_mamba_track_mask "
@@ -360,12 +362,13 @@ READ: tuple[tuple[Names, ...], ...] = (
     # requests and the radix cache
     _read(
         f"{_SCHEDULE}:ScheduleBatch",
-        "reqs req_pool_indices decoding_reqs spec_algorithm mamba_track_mask mamba_track_indices "
+        "reqs req_pool_indices decoding_reqs forward_mode spec_algorithm mamba_track_mask mamba_track_indices "
         "mamba_lazy_spec_track_positions_cpu",
     ),
     _read(
         f"{_SCHEDULE}:Req",
-        "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids origin_input_ids output_ids_through_stop",
+        "skip_radix_cache_insert finished is_retracted seqlen get_fill_ids origin_input_ids output_ids_through_stop "
+        "grammar",
     ),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertParams", "key value mamba_value prev_prefix_len"),
     _read("sglang.srt.mem_cache.base_prefix_cache:InsertResult", "mamba_exist"),

@@ -1,4 +1,4 @@
-"""What the hooks do in every step: host copies of what a prefill tracks, commits, the order of streams."""
+"""What the hooks do in every step: host copies of what a prefill tracks, commits, what waits for the step before."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from ..backends.target_verify import TargetVerify
 from ..compat import batches
 from ..tracking import HostTracking
+from .radix_cache import tails_of
 
 
 def collect_track_entries(original: Callable[[Any], None], batch: Any) -> None:
@@ -131,3 +132,15 @@ def plan_behind_the_forward(original: Callable[[str], Any], device: str) -> Any:
     """
     stream, entered = original(device)
     return (stream, entered) if stream is None else (stream, _Behind(stream, entered))
+
+
+def advance_the_grammars_of_tails(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE `Scheduler.run_batch`: grammars of what a mixed batch decodes are told of all tokens before it is sampled.
+
+    With overlap scheduling a batch is run before the result of the last one is looked at. A verify advances grammars
+    over that result itself, before it makes its mask; a mixed batch has no verify, and SGLang would mask a tail's token
+    by where its grammar was before the last step, and abort the request if its grammar then refuses the token.
+    """
+    pending = getattr(scheduler, "result_queue", None)  # up to 0.5.21 only with overlap scheduling
+    if pending and batch.forward_mode.is_mixed() and any(req.grammar is not None for req in tails_of(batch)):
+        scheduler._advance_pending_grammar()

@@ -150,6 +150,17 @@ def mixed(vocab: int) -> Scenario:
     return Scenario("mixed", (*first, *long, *stopped, *follow))
 
 
+def mixed_grammars(vocab: int) -> Scenario:
+    """Constrained answers beside prefills of many chunks, and what follows on each of them: with mixed chunks they are
+    decoded now by a verify, now as a tail, and end as either."""
+    lengths = (5, 7, 8, 11, 14, 22)
+    constrained = [Request(f"g{n}", repetitive(250 + n, 30, vocab), 40, grammar=n) for n in lengths]
+    free = Request("free", repetitive(280, 30, vocab), 40)
+    long = [Request(f"long{n}", tokens(160 + n, 200, vocab), 6, when=("free", n)) for n in (3, 9, 14)]
+    follow = [Request(f"f{n}", tokens(170 + n, 3, vocab), 12, continues=f"g{n}") for n in lengths]
+    return Scenario("mixed_grammars", (*constrained, free, *long, *follow))
+
+
 def boundaries(vocab: int) -> Scenario:
     """Prompts that end at, just before and just after a chunk's or a track interval's boundary, each asked twice."""
     lengths = (15, 16, 17, 47, 48, 63, 64, 65, 79, 127, 128, 129)

@@ -1,4 +1,4 @@
-"""Host copies of what a prefill tracks; snapshots of DFLASH's verifies; preparing a step behind the last one."""
+"""Host copies of what a prefill tracks; snapshots of DFLASH's verifies; what waits for the step before."""
 
 from __future__ import annotations
 
@@ -118,3 +118,31 @@ def test_which_versions_take_no_snapshots_of_a_block(sglang):
     told = inspect.signature(inspect.unwrap(DFlashWorkerV2._update_target_mamba_state_after_verify)).parameters
     assert batches.blocks_take_no_snapshots() is ("seq_lens_post_verify" not in told)
     assert batches.blocks_take_no_snapshots() is (version.version_numbers() < (0, 5, 20))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "drafts", "grammars", "pending", "waits"),
+    [
+        (True, True, [None, "grammar"], True, True),
+        (True, True, [None, "grammar"], False, False),
+        (True, True, [None, "grammar"], None, False),  # without overlap there is nothing to be late
+        (True, True, [None], True, False),
+        (True, False, ["grammar"], True, False),  # SGLang samples behind the last result itself
+        (False, True, ["grammar"], True, False),  # a verify asks by itself; what was once a tail may still be named
+    ],
+)
+def test_only_a_tail_with_a_grammar_waits(mixed, drafts, grammars, pending, waits):
+    """For the result of the step before, and a prefill's grammar beside it does not."""
+    advanced = []
+    tails = [SimpleNamespace(grammar=grammar) for grammar in grammars]
+    batch = SimpleNamespace(
+        reqs=[SimpleNamespace(grammar="of a prefill"), *tails],
+        decoding_reqs=tails,
+        forward_mode=SimpleNamespace(is_mixed=lambda: mixed),
+        spec_algorithm=SimpleNamespace(is_none=lambda: not drafts),
+    )
+    scheduler = SimpleNamespace(_advance_pending_grammar=lambda: advanced.append(True))
+    if pending is not None:
+        scheduler.result_queue = ["result"] * pending
+    step.advance_the_grammars_of_tails(scheduler, batch, pp_proxy_tensors=None)
+    assert advanced == [True] * waits
