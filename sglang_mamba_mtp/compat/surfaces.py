@@ -131,6 +131,7 @@ HOOKED: dict[str, Surface] = {
     ),
     "transferred": _same(f"{_DECODE}:DecodeTransferQueue._commit_transfer_to_req", "self decode_req"),
     "update_running": _same("sglang.srt.managers.scheduler:Scheduler.update_running_batch", "self batch"),
+    "mixed": _same(f"{_SCHEDULE}:ScheduleBatch.mix_with_running", "self running_batch"),
     "run_batch": _same("sglang.srt.managers.scheduler:Scheduler.run_batch", "self batch pp_proxy_tensors"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),

@@ -83,6 +83,18 @@ def forget_overwritten_snapshots(result: None, batch: Any, mamba_track_interval:
             tracking.mamba_last_track_seqlen = None
 
 
+def forget_snapshots_that_mixing_drops(result: None, batch: Any, running_batch: Any) -> None:
+    """AFTER `ScheduleBatch.mix_with_running`: up to 0.5.22 a mixed batch tracks nothing, but its prefills have been
+    told that they do, and the radix cache would take what their snapshot slots held before.
+
+    Of the requests that decode in it snapshots of earlier steps stay as they are.
+    """
+    if batch.mamba_track_mask is not None:
+        return
+    for req in batch.reqs[: len(batch.reqs) - running_batch.batch_size()]:
+        batches.tracking_of(req).mamba_last_track_seqlen = None
+
+
 def cache_no_state_past_its_key(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
     """BEFORE `release_kv_cache`: without an extra buffer the radix cache is given the request's own state, which cannot
     be cut back where the key is shorter than what the request has committed.

@@ -62,6 +62,7 @@ TABLE: tuple[Hook, ...] = (
     Hook(
         "prefill_result", "AROUND", radix_cache.count_what_a_tail_ends_with, OURS, "nor with a token more than its key"
     ),
+    Hook("mixed", "AFTER", radix_cache.forget_snapshots_that_mixing_drops, OURS, "nor a snapshot that nobody took"),
     Hook("run_batch", "BEFORE", step.advance_the_grammars_of_tails, OURS, "a tail's token fits all that it has said"),
     Hook("plan_stream", "AROUND", step.plan_behind_the_forward, OURS, "a step is not prepared over the last one"),
     Hook("metrics_reporter", "AFTER", observe.watch_scheduler, OURS, "a scheduler's observer"),

@@ -88,3 +88,15 @@ def test_where_states_are_rewound_a_verify_looks_nothing_up(sglang):
         radix_cache.track_only_into_own_snapshots(None, batch)
     assert asked == [2]
     assert ours.mamba_track_indices is None and others.mamba_track_indices is not None
+
+
+@pytest.mark.parametrize("mask", [None, "of the batch"])
+def test_a_prefill_in_a_batch_that_tracks_nothing_has_no_snapshot(mask):
+    """And what the requests that decode in it have had snapshots of before stays."""
+    prefills, tails = ([SimpleNamespace(mamba_last_track_seqlen=64) for _ in range(2)] for _ in range(2))
+    for each in (*prefills, *tails):
+        each.mamba_ping_pong_track_buffer = None
+    batch = SimpleNamespace(reqs=[*prefills, *tails], mamba_track_mask=mask)
+    radix_cache.forget_snapshots_that_mixing_drops(None, batch, SimpleNamespace(batch_size=lambda: 2))
+    kept = None if mask is None else 64
+    assert [each.mamba_last_track_seqlen for each in batch.reqs] == [kept, kept, 64, 64]
