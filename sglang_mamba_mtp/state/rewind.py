@@ -47,6 +47,8 @@ def why_not(server_args: Any, longest_window: int) -> str | None:
     if not startup.chooses_radix_strategy(server_args):
         return f"--mamba-radix-cache-strategy {args.mamba_radix_cache_strategy}"
     if args.mamba_radix_cache_strategy != "extra_buffer":
+        if args.linear_attn_backend != "triton":
+            return f"--linear-attn-backend {args.linear_attn_backend}, with which SGLang takes no snapshots"
         return "--disable-overlap-schedule, where SGLang gives requests' own slots away itself"
     page = startup.page_size(server_args)
     if page > 1 and threshold_to_rewind(startup.draft_lengths(server_args)[-1], page) > longest_window:
