@@ -144,7 +144,8 @@ def gdn_verify_reference(
     parent = torch.where(is_ancestor.bool(), bits, -1).amax(2)
     parent = torch.where(parent < bits, parent, -1)
     each = torch.arange(live.numel(), device=q.device)
-    after = torch.cat([state.new_empty(nodes, *state.shape), state[None]])  # the last is what a parent of -1 finds
+    after = state.new_empty(nodes + 1, *state.shape)
+    after[-1] = state  # what a parent of -1 finds
     outputs = []
     for i in range(nodes):
         after[i] = _step(after[parent[:, i], each], kn[:, i], vn[:, i], g[:, i], beta[:, i])

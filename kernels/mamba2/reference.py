@@ -136,7 +136,8 @@ def mamba2_verify_reference(
     is_ancestor = ((rows.ancestors[:batch, :, None] >> bits) & 1).bool() & (bits < bits[:, None])
     parent = torch.where(is_ancestor, bits, -1).amax(2)  # the last ancestor
     each = torch.arange(batch, device=x.device)
-    after = torch.cat([start.new_empty(nodes, *start.shape), start[None]])  # the last is what a parent of -1 finds
+    after = start.new_empty(nodes + 1, *start.shape)
+    after[-1] = start  # what a parent of -1 finds
     outputs = []
     for node in range(nodes):
         above = after[parent[:, node], each]
