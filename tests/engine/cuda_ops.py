@@ -20,6 +20,7 @@ import torch
 PROCESS_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # compiling what SGLang decorates takes longer than the tests
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # what a test compares is small, and as many threads as cores wait for each other
     "NVIDIA_TF32_OVERRIDE": "0",
     "TRITON_F32_DEFAULT": "ieee",
     "SGLANG_MAMBA_SSM_DTYPE": "float32",
