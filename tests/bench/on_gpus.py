@@ -102,6 +102,12 @@ JOBS: dict[str, Job] = {
         for family in FAMILIES
         for copies in ("kernel", "direct")
     },
+    **{
+        f"pair-{family}": _tests(
+            "-m", "gpu", "tests/engine/test_disaggregation.py", "-k", f"on_a_gpu and {family}", engines=3
+        )
+        for family in FAMILIES
+    },
     "drafts": _tests("-m", "gpu", _FEATURES, "-k", "nodes64 or standalone or eagle3 or dflash", engines=ALL_AT_ONCE),
     "narrow": _tests("-m", "gpu", _FEATURES, "-k", "narrow", engines=ALL_AT_ONCE),
     "sampled": _tests("-m", "gpu", _FEATURES, "-k", "sampled", engines=ALL_AT_ONCE),

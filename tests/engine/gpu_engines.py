@@ -127,7 +127,8 @@ def _spec(cell: Cell, model: str) -> EngineSpec:
         special["draft_model"] = _written(Path(f"{model}-{draft}"), draft_models.WRITERS[draft])
     if "extra" in special:
         special["extra"] = {**ENGINE[case.family].get("extra", {}), **special["extra"]}
-    live = not CACHES[case.cache].get("overlap", False)
+    # Comparing hundreds of a real width's states takes longer than the engines.
+    live = not CACHES[case.cache].get("overlap", False) and cell.kind != "flashinfer"
     return case.spec(model, device="cuda", dtype=cell.dtype, record_live=live, timeout=TIMEOUT, **special)
 
 
@@ -191,6 +192,7 @@ class Engines:
         told = [(self._knowing(cell), self._todo[cell]) for cell in knowing]
         self._results |= dict(zip(knowing, harness.run_all(told, AT_ONCE), strict=True))
         self._prefilled = self._prefill(plain)
+        self._spreads: dict[tuple[str, str], rounding.Spread] = {}
 
     def _model(self, cell: Cell) -> str:
         """The family's checkpoint; SGLang takes the dtype of some weights from the configuration, not from --dtype."""
@@ -248,9 +250,11 @@ class Engines:
 
     def spread(self, cell: Cell) -> rounding.Spread:
         """What rounding does to the plain engine of a cell."""
-        key = plain_spec(self._specs[cell]).key()
-        first = _or_raise(self._plain[key])
-        return rounding.spread(first, [self.beside(cell), _or_raise(self._prefilled[key])])
+        key, beside = plain_spec(self._specs[cell]).key(), self._besides[cell].key()
+        if (key, beside) not in self._spreads:
+            others = [self.beside(cell), _or_raise(self._prefilled[key])]
+            self._spreads[key, beside] = rounding.spread(_or_raise(self._plain[key]), others)
+        return self._spreads[key, beside]
 
 
 def _or_raise(result: Result | EngineError) -> Result:

@@ -31,6 +31,9 @@ HOST = "127.0.0.1"
 LOOPBACK = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "SGLANG_HOST_IP": HOST, "HOST_IP": HOST}
 """NIXL's transport, and where SGLang says that a server can be reached."""
 
+FROM_A_GPU = {"UCX_TLS": "tcp,self,cuda_copy"}
+"""The same transport with what brings a GPU's memory to it and back."""
+
 IDLE = 0.005
 """Seconds between two turns of an event loop that waits for the other process, which needs the time."""
 
@@ -162,8 +165,11 @@ class Side:
 
 def run_pair(prefill: EngineSpec, decode: EngineSpec, scenarios: Sequence[Scenario]) -> tuple[Result, Result]:
     """Run the scenarios on the two; what either showed, the prefill side first. Outcomes are the decode side's."""
-    harness.import_sglang()
-    context, port = multiprocessing.get_context("fork"), free_port()
+    on_cpu = decode.device == "cpu"
+    if on_cpu:
+        harness.import_sglang()
+    transport = LOOPBACK if on_cpu else LOOPBACK | FROM_A_GPU
+    context, port = multiprocessing.get_context("fork" if on_cpu else "spawn"), free_port()
     ends = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="pair-") as folder:
         parts, processes, specs = [], [], []
@@ -176,7 +182,7 @@ def run_pair(prefill: EngineSpec, decode: EngineSpec, scenarios: Sequence[Scenar
                 "disaggregation_transfer_backend": "nixl",
                 "disaggregation_bootstrap_port": port,
             }
-            specs.append(dataclasses.replace(spec, env=spec.env | LOOPBACK, extra=spec.extra | extra))
+            specs.append(dataclasses.replace(spec, env=spec.env | transport, extra=spec.extra | extra))
             side = Side(wire, port, role == "decode")
             where = (f"{parts[-1]}.result", f"{parts[-1]}.log", 0, side)
             processes.append(context.Process(target=child_main, args=(specs[-1], list(scenarios), *where), daemon=True))

@@ -109,8 +109,9 @@ def test_bfloat16(cell, engines):
     check_rounded(cell, engines)
 
 
+# SGLang takes no snapshots with it for this model.
 @pytest.mark.parametrize(
-    "cell", cells("nextn-chain", {"gdn": ("replay", "slots")}, dtype="bfloat16", kind="flashinfer")
+    "cell", cells("nextn-chain", {"gdn": ("replay", "slots")}, "no_buffer", dtype="bfloat16", kind="flashinfer")
 )
 def test_flashinfer(cell, engines):
     """``--linear-attn-backend flashinfer``: FlashInfer prefills and decodes heads as wide as real ones, we verify."""
