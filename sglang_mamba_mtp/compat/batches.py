@@ -178,6 +178,11 @@ def may_cross_track_boundary(req: Any, interval: int, max_nodes: int) -> bool:
     return bool(module.mamba_lazy_spec_in_window(req, interval, max_nodes))
 
 
+def tails_of(batch: Any) -> list[Any]:
+    """The requests that a mixed batch decodes, one token each, behind its prefills, where drafts are verified."""
+    return list(batch.decoding_reqs or ()) if not batch.spec_algorithm.is_none() else []
+
+
 def may_retract(scheduler: Any, batch: Any) -> bool:
     """Whether ``scheduler`` is about to take requests of its running ``batch`` back."""
     module = importlib.import_module("sglang.srt.managers.scheduler")

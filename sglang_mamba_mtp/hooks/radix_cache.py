@@ -108,18 +108,13 @@ def cache_no_state_past_its_key(req: Any, tree_cache: Any, *args: Any, **kwargs:
         req.skip_radix_cache_insert = True
 
 
-def tails_of(batch: Any) -> list[Any]:
-    """The requests that a mixed batch decodes, one token each, behind its prefills, where drafts are verified."""
-    return list(batch.decoding_reqs or ()) if not batch.spec_algorithm.is_none() else []
-
-
 def count_what_a_tail_ends_with(original: Callable[..., None], processor: Any, batch: Any, result: Any) -> None:
     """AROUND `process_batch_result_prefill`: the token a tail decoded is in its state, whether or not it ends there.
 
     SGLang counts it only if the request goes on, and would cache the state of one that ends under a key that is one
     token short. So it is counted before the request is released, and taken back where SGLang has counted it as well.
     """
-    running = [req for req in tails_of(batch) if not req.finished() and not req.is_retracted]
+    running = [req for req in batches.tails_of(batch) if not req.finished() and not req.is_retracted]
     for req in running:
         batches.lengths_of(req).kv_committed_len += 1
     original(processor, batch, result)

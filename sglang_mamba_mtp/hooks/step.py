@@ -11,7 +11,6 @@ import torch
 from ..backends.target_verify import TargetVerify
 from ..compat import batches
 from ..tracking import HostTracking
-from .radix_cache import tails_of
 
 
 def collect_track_entries(original: Callable[[Any], None], batch: Any) -> None:
@@ -142,5 +141,5 @@ def advance_the_grammars_of_tails(scheduler: Any, batch: Any, *args: Any, **kwar
     by where its grammar was before the last step, and abort the request if its grammar then refuses the token.
     """
     pending = getattr(scheduler, "result_queue", None)  # up to 0.5.21 only with overlap scheduling
-    if pending and batch.forward_mode.is_mixed() and any(req.grammar is not None for req in tails_of(batch)):
+    if pending and batch.forward_mode.is_mixed() and any(req.grammar is not None for req in batches.tails_of(batch)):
         scheduler._advance_pending_grammar()

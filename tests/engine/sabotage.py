@@ -145,9 +145,9 @@ def _unhook_commit():
 
 def _uncounted_tail():
     """A request that ends as a tail of a prefill is cached without its last token, as SGLang does."""
-    from sglang_mamba_mtp.hooks import radix_cache
+    from sglang_mamba_mtp.compat import batches
 
-    radix_cache.tails_of = lambda batch: []
+    batches.tails_of = lambda batch: []
 
 
 def _reasons():

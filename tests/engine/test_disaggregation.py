@@ -81,10 +81,10 @@ def test_on_a_gpu(case, checkpoint):
     """CUDA graphs on both sides, and states that leave one process's GPU memory for the other's."""
     todo = [scenarios.turns(checkpoint.vocab), scenarios.limits(checkpoint.vocab)]
     here = {"device": "cuda", "record_live": False, "timeout": 400.0}
-    prefill, decode = sides(case, checkpoint(case.family))
+    prefill, decode = sides(case, checkpoint(case.family), **here)
     # To tune FlashInfer a prefill server of 0.5.23 decodes a verify's input, which Triton's attention does not take.
-    here_too = here | {"extra": prefill.extra | {"disable_flashinfer_autotune": True}}
-    found, answers = run_pair(dataclasses.replace(prefill, **here_too), dataclasses.replace(decode, **here), todo)
+    untuned = prefill.extra | {"disable_flashinfer_autotune": True}
+    found, answers = run_pair(dataclasses.replace(prefill, **here, extra=untuned), decode, todo)
     assert answers.graphs > 0
     check_equal(answers, todo)
     compare_states(found).check()
