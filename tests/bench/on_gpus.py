@@ -128,6 +128,7 @@ JOBS: dict[str, Job] = {
     "adaptive": _tests("-m", "gpu", _ENGINE, "-k", "adaptive or lazy", engines=ALL_AT_ONCE),
     "reload": _tests("-m", "gpu", "tests/engine/test_reload.py"),
     "flashinfer": _tests("-m", "gpu", _ENGINE, "-k", "flashinfer", engines=ALL_AT_ONCE),
+    "wide-states": _tests("-m", "gpu", _ENGINE, "-k", "test_wide", engines=ALL_AT_ONCE),
     **{f"warm_up-{family}": _tests("-m", "gpu", "tests/engine/test_warm_up.py", "-k", family) for family in FAMILIES},
     "faults": _tests("tests/faults", "-k", "scheduler"),
     **{

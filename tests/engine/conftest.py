@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from . import harness
 
 # Where there is a GPU the tests marked gpu run, each engine in a process of its own.
 harness.prepare_environment("cuda" if os.path.exists("/dev/nvidiactl") else "cpu")
+# States are small, and threads of several test processes wait for each other longer than one takes alone.
+torch.set_num_threads(1)
 
 
 class Checkpoints:

@@ -66,9 +66,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "narrow": {},
     "sampled": {"seeded": True},
     "flashinfer": {"extra": {"linear_attn_backend": "flashinfer"}},
+    "wide": {},
     "compile": cuda_ops.COMPILING,
 }
 """What of an `EngineSpec` makes an engine special."""
+
+WIDE = ("flashinfer", "wide")
+"""Kinds whose heads are as wide as real models', which FlashInfer's kernels need."""
 
 BESIDE_STOCK = ("narrow", "sampled")
 """Kinds that are compared with SGLang's verify in float32 too."""
@@ -128,7 +132,7 @@ def _spec(cell: Cell, model: str) -> EngineSpec:
     if "extra" in special:
         special["extra"] = {**ENGINE[case.family].get("extra", {}), **special["extra"]}
     # Comparing hundreds of a real width's states takes longer than the engines.
-    live = not CACHES[case.cache].get("overlap", False) and cell.kind != "flashinfer"
+    live = not CACHES[case.cache].get("overlap", False) and cell.kind not in WIDE
     return case.spec(model, device="cuda", dtype=cell.dtype, record_live=live, timeout=TIMEOUT, **special)
 
 
@@ -197,7 +201,7 @@ class Engines:
     def _model(self, cell: Cell) -> str:
         """The family's checkpoint; SGLang takes the dtype of some weights from the configuration, not from --dtype."""
         original = Path(self._checkpoint(cell.case.family))
-        wide = cell.kind == "flashinfer"
+        wide = cell.kind in WIDE
         folder = original.with_name(f"{original.name}-{cell.dtype}{'-wide' if wide else ''}")
         if not folder.exists():
             if wide:
@@ -267,8 +271,9 @@ def _or_raise(result: Result | EngineError) -> Result:
 
 
 def stock_of(cell: Cell) -> Cell:
-    """The same engine with SGLang's own verify: with narrow states without the plugin, else under it."""
-    return replace(cell, case=replace(cell.case, mode="off" if cell.kind == "narrow" else "snapshot"))
+    """The same engine with SGLang's own verify, which rewinds nothing; with narrow states without the plugin."""
+    cache = "extra_buffer-overlap" if cell.case.cache == "rewind" else cell.case.cache
+    return replace(cell, case=replace(cell.case, mode="off" if cell.kind == "narrow" else "snapshot", cache=cache))
 
 
 def captured_of(cell: Cell) -> Cell:

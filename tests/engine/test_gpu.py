@@ -6,6 +6,9 @@ than rounding does without speculation (`rounding`). What else an engine may be 
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+
 import pytest
 
 from . import adaptive, rounding
@@ -26,6 +29,8 @@ from .spec import Result
 from .states import relative_error
 
 pytestmark = pytest.mark.gpu
+
+VERSION = tuple(int(part) for part in importlib.metadata.version("sglang").split(".")[:3])
 
 QUICK = {
     ("ngram-chain", "extra_buffer-overlap"),
@@ -118,6 +123,20 @@ def test_flashinfer(cell, engines):
     log = check_rounded(cell, engines).log
     assert "decode=FlashInferGDNKernel" in log and "extend=FlashInferGDNKernel" in log
     assert f"mode {cell.case.mode} verifies with its own kernels, not with flashinfer's" in log
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *cells("nextn-tree", {"gdn": ("replay",)}, "rewind", dtype="bfloat16", kind="wide"),
+        *cells("nextn-chain", {"gdn": ("replay", "slots")}, dtype="bfloat16", kind="wide"),
+    ],
+)
+def test_wide(cell, engines):
+    """Heads as wide as real ones, and every choice of a kernel left to SGLang: 0.5.23 prefills by FlashInfer's."""
+    log = check_rounded(cell, engines).log
+    takes_flashinfer = VERSION >= (0, 5, 19) and importlib.util.find_spec("cutlass") is not None
+    assert ("extend=FlashInferGDNKernel" in log) == takes_flashinfer
 
 
 @pytest.mark.parametrize("cell", cells("nextn-tree", DEFAULT_MODES, kind="eager"))
