@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,12 @@ def main(argv: Sequence[str]) -> int:
     for mode, number in turns(options.rounds):
         if (mode, number) in there:
             continue
-        print(f"round {number + 1} of {options.rounds}, {mode} ...", flush=True)
-        record["runs"].append({"mode": mode, "round": number, "measured": measure(options, mode)})
+        print(f"round {number + 1} of {options.rounds}, {mode} ...", end=" ", flush=True)
+        began = time.monotonic()
+        measured = measure(options, mode)
+        seconds = round(time.monotonic() - began, 1)
+        print(f"{seconds:.0f} s", flush=True)
+        record["runs"].append({"mode": mode, "round": number, "seconds": seconds, "measured": measured})
         keep(record, options.out)
     record["rows"] = compare(record["runs"], options.batches)
     record["within"] = options.within
