@@ -17,6 +17,7 @@ from sglang_mamba_mtp.cpu import (
     commit_ops,
     conv1d_ops,
     dflash,
+    expert_ops,
     host_copies,
     mamba2_ops,
     parallel_ops,
@@ -56,6 +57,8 @@ class HostTorch(ModuleType):
         value = getattr(torch, name)
         if name in self.FACTORIES:
             value = _on_host(value)
+        elif name == "mm":
+            value = expert_ops.mm
         setattr(self, name, value)
         return value
 
@@ -138,6 +141,7 @@ def _repeated_groups(make_loader: Callable[..., Callable[..., None]]) -> Callabl
 
 _RANKS = "sglang.srt.distributed.parallel_state"
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
+_EXPERTS = "sglang.srt.layers.quantization.unquant"
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _ARGUMENTS_HOOK = "sglang.srt.arg_groups.speculative_hook"
 _DRAFT_WORKER = "sglang.srt.speculative.draft_worker_common"
@@ -216,6 +220,21 @@ PATCHES: tuple[Patch, ...] = (
         "moe_forward_native",
         parallel_ops.own_experts_only,
         "knows no experts of other ranks",
+    ),
+    *(
+        Patch(
+            _EXPERTS,
+            f"UnquantizedFusedMoEMethod.{name}",
+            expert_ops.with_squared_relu,
+            "refuses experts without a gate",
+        )
+        for name in ("forward_cpu", "forward_native")
+    ),
+    Patch(
+        "sglang.srt.models.nemotron_h",
+        "torch",
+        _host_torch,
+        "routes to experts by a product in 16 bits with an output in 32, which PyTorch has for GPUs only",
     ),
     Patch(
         _MIXER,

@@ -189,6 +189,39 @@ def _nemotron_mlp(w: Weights, prefix: str, gain: float) -> None:
     w.linear(f"{prefix}.down_proj.weight", HIDDEN, NEMOTRON_H["intermediate_size"], gain)
 
 
+def _nemotron_experts(w: Weights, prefix: str, gain: float) -> None:
+    w.linear(f"{prefix}.gate.weight", NEMOTRON_H["n_routed_experts"], HIDDEN)
+    w.normal(f"{prefix}.gate.e_score_correction_bias", NEMOTRON_H["n_routed_experts"], std=0.1)
+    names = [f"experts.{i}" for i in range(NEMOTRON_H["n_routed_experts"])]
+    for name in (*names, "shared_experts"):
+        w.linear(f"{prefix}.{name}.up_proj.weight", NEMOTRON_H["moe_intermediate_size"], HIDDEN)
+        w.linear(f"{prefix}.{name}.down_proj.weight", HIDDEN, NEMOTRON_H["moe_intermediate_size"], gain)
+
+
+NEMOTRON_MIXERS = {"M": _nemotron_mamba2, "*": _nemotron_attention, "-": _nemotron_mlp, "E": _nemotron_experts}
+
+NEMOTRON_EXPERTS: dict[str, Any] = {
+    "hybrid_override_pattern": "ME-M*M",
+    "mtp_hybrid_override_pattern": "*E",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+"""What a Nemotron-H with experts has besides, and otherwise: a draft that ends in experts, as real models' do."""
+
+
+def write_nemotron_h_experts(folder: str | Path) -> Path:
+    """The same with a layer of experts, and one more at the end of the draft."""
+    with mock.patch.dict(NEMOTRON_H, NEMOTRON_EXPERTS):
+        return write_nemotron_h(folder)
+
+
 def write_nemotron_h(folder: str | Path, seed: int = 0, markov: float = MARKOV) -> Path:
     """Write a Nemotron-H of three Mamba2 layers, one MLP and one attention layer, and its MTP layer (attention).
 
@@ -197,16 +230,19 @@ def write_nemotron_h(folder: str | Path, seed: int = 0, markov: float = MARKOV) 
     """
     w = Weights(seed)
     w.embedding_and_head("backbone.embeddings.weight", "lm_head.weight", markov)
-    mixers = {"M": _nemotron_mamba2, "*": _nemotron_attention, "-": _nemotron_mlp}
     for i, kind in enumerate(NEMOTRON_H["hybrid_override_pattern"]):
         w.near(f"backbone.layers.{i}.norm.weight", 1.0, HIDDEN)
-        mixers[kind](w, f"backbone.layers.{i}.mixer", 1.0)
+        NEMOTRON_MIXERS[kind](w, f"backbone.layers.{i}.mixer", 1.0)
     w.near("backbone.norm_f.weight", 1.0, HIDDEN)
 
+    drafts = NEMOTRON_H["mtp_hybrid_override_pattern"]
     w.mix("mtp.layers.0.eh_proj.weight", keep=1.0, gain=0.3)
-    for norm in ("enorm", "hnorm", "norm", "final_layernorm"):
-        w.near(f"mtp.layers.0.{norm}.weight", 1.0, HIDDEN)
-    _nemotron_attention(w, "mtp.layers.0.mixer", 0.3)
+    for norm in ("0.enorm", "0.hnorm", "0.norm", f"{len(drafts) - 1}.final_layernorm"):
+        w.near(f"mtp.layers.{norm}.weight", 1.0, HIDDEN)
+    for i, kind in enumerate(drafts):
+        if i:
+            w.near(f"mtp.layers.{i}.norm.weight", 1.0, HIDDEN)
+        NEMOTRON_MIXERS[kind](w, f"mtp.layers.{i}.mixer", 0.3)
     return w.save(Path(folder), NEMOTRON_H)
 
 

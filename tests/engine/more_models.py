@@ -5,6 +5,7 @@
 * `granite4`: Granite 4 hybrid (GraniteMoeHybrid): mixture of experts beside a shared MLP, scaled residuals, one group.
 * `falcon_h1`: attention and Mamba2 in parallel in every layer, muP multipliers on the mixer's projection, no norm after
   the gate; `falcon_h1_normed`: several groups and a norm.
+* `nemotron_h_experts`: Nemotron-H with experts in a layer of its own and at the end of its MTP layer (Nemotron 3).
 * `mamba2`: Mamba-Codestral type: Mamba2 layers and nothing else, not even attention (SGLang 0.5.23).
 * `qwen3_5`: the multimodal class the released Qwen3.5 checkpoints name (its vision tower is never run), three value
   heads per key head, with an MTP layer; `qwen3_5_moe`: the same with experts, two value heads per key head.
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .models import write_nemotron_h_experts
 from .weights import HIDDEN, MARKOV, VOCAB, Weights, special_tokens
 
 COMMON: dict[str, Any] = {
@@ -350,6 +352,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "granite4": write_granite4,
     "falcon_h1": write_falcon_h1,
     "falcon_h1_normed": partial(write_falcon_h1, normed=True),
+    "nemotron_h_experts": write_nemotron_h_experts,
     "mamba2": write_mamba2,
     "qwen3_5": write_qwen3_5,
     "qwen3_5_moe": partial(write_qwen3_5, moe=True),

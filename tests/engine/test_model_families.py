@@ -47,6 +47,7 @@ FACTS = {
     "granite4": Facts("mamba2", NGRAM, (("ngram-tree", "no_buffer"), ("ngram-chain", "extra_buffer-overlap"))),
     "falcon_h1": Facts("mamba2", NGRAM, (("ngram-tree", "extra_buffer-overlap"),)),
     "falcon_h1_normed": Facts("mamba2", NGRAM, (("ngram-chain", "no_buffer"),)),
+    "nemotron_h_experts": Facts("mamba2", NGRAM + MTP, (("nextn-tree", "extra_buffer-overlap"),)),
     "qwen3_5": Facts("gdn", NGRAM + MTP, (("nextn-tree", "extra_buffer-overlap"), ("ngram-tree", "no_buffer"))),
     "qwen3_5_moe": Facts("gdn", NGRAM + MTP, (("nextn-chain", "no_buffer"),)),
 }
@@ -353,9 +354,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 torch.set_num_threads(1)
 folder, prompts, new = json.load(sys.stdin)
 config = AutoConfig.from_pretrained(folder)
-if hasattr(config, "mamba_chunk_size"):
-    # The torch Mamba2 of transformers 5.12 is wrong past its first chunk (it disagrees with itself token by token).
-    config.mamba_chunk_size = 256
+for name in ("mamba_chunk_size", "chunk_size"):
+    if hasattr(config, name):
+        # The torch Mamba2 of transformers 5.12 is wrong past its first chunk (it disagrees with itself token by token).
+        setattr(config, name, 256)
 auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
 model, info = auto.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True)
 missing = [name for name in info["missing_keys"] if "visual" not in name]
