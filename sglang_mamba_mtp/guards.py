@@ -70,7 +70,9 @@ def _algorithm(args: Any) -> str:
 
 #: What drafts and commits as the plugin knows it.
 KNOWN_ALGORITHMS = frozenset({"NEXTN", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "DFLASH"})
-#: SGLang's own algorithms that are not among them.
+#: What a decode server was tried with. SGLang resolves NEXTN to EAGLE.
+TRIED_ON_A_DECODE_SERVER = frozenset({"NEXTN", "EAGLE"})
+#: SGLang's own algorithms that are not among the known ones.
 UNTRIED_ALGORITHMS = frozenset({"DSPARK", "UNO"})
 #: For whoever wants another one.
 _KNOWN = "use NEXTN, EAGLE, EAGLE3, STANDALONE, NGRAM or DFLASH"
@@ -187,14 +189,14 @@ COMMON: tuple[Decline, ...] = (
     ),
     _switched_on(
         "--enable-int8-mamba-checkpoint",
-        "cached states lie in a pool of their own, filled from requests' slots and copied back into them "
-        "(MambaCheckpointPool's store_from_active, load_to_active) without this plugin's knowledge, no state that is "
-        "rewound goes there, and a state rounded to 8 bits equals none that it could be tested against",
+        "cached states lie in a pool of their own, and what comes back from there into a request's slot "
+        "(MambaCheckpointPool's load_to_active) does so without this plugin's knowledge, which takes it for the state "
+        "of the slot's last owner: tried, and answers of replay were wrong; states that are rewound do not go there",
     ),
     _switched_on(
         "--enable-unified-memory",
         "its pool is a class of SGLang's own (UnifiedMambaPool), cut out of the keys' and values' memory, with slots "
-        "that move; 0.5.17 refuses it with speculation itself",
+        "that move, and a mode's own pool cannot take its place; 0.5.17 refuses it with speculation itself",
     ),
     _switched_on("--enable-page-major-kv-layout", "the state pool is strided by page, which is not tested"),
     Decline(
@@ -218,7 +220,8 @@ COMMON: tuple[Decline, ...] = (
     ),
     _switched_on(
         "--enable-two-batch-overlap",
-        "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model: nothing would overlap",
+        "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model, and with data-parallel "
+        "attention ends with an error at the first batch that has state slots, in mode off too",
     ),
     _switched_on(
         "--use-ray",
@@ -235,9 +238,9 @@ COMMON: tuple[Decline, ...] = (
     Decline(
         "--speculative-algorithm",
         lambda args: args.speculative_algorithm if args.disaggregation_mode == "decode" else None,
-        lambda name: str(name).upper() in ("NGRAM", "STANDALONE", "DFLASH"),
-        "a decode server begins to draft from what a prefill server sends; that was tried with NEXTN alone, and for "
-        "this one SGLang sends nothing, or does not in every version",
+        lambda name: name is not None and str(name).upper() not in TRIED_ON_A_DECODE_SERVER,
+        "a decode server begins to draft from what a prefill server sends; that was tried with NEXTN alone (EAGLE is "
+        "SGLang's name for it too), and for this one SGLang sends something else, or nothing, or not in every version",
         "use NEXTN there",
     ),
     _switched_on(
@@ -249,7 +252,8 @@ COMMON: tuple[Decline, ...] = (
         lambda args: args.pp_size,
         lambda stages: stages > 1,
         "SGLang gives a speculative server one stage, or more behind SGLANG_ENABLE_PP_SPEC, where all stages but the "
-        "last learn what a verify accepted behind verifies of other batches, and a commit here is of the last verify",
+        "last learn what a verify accepted behind other batches' forwards, and a commit here is of the last forward; "
+        "the first stage caches wrong states there, in mode off too",
         "use --tp-size instead",
     ),
     Decline(

@@ -81,6 +81,12 @@ REFUSED = [
     ({"enable_hierarchical_cache": True, "disaggregation_mode": "decode"}, "--enable-hierarchical-cache True"),
     ({"speculative_algorithm": "NGRAM", "disaggregation_mode": "decode"}, "--speculative-algorithm NGRAM"),
     ({"speculative_algorithm": "dflash", "disaggregation_mode": "decode"}, "--speculative-algorithm dflash"),
+    ({"speculative_algorithm": "EAGLE3", "disaggregation_mode": "decode"}, "--speculative-algorithm EAGLE3"),
+    ({"speculative_algorithm": "STANDALONE", "disaggregation_mode": "decode"}, "--speculative-algorithm STANDALONE"),
+    (
+        {"speculative_algorithm": "FROZEN_KV_MTP", "disaggregation_mode": "decode"},
+        "--speculative-algorithm FROZEN_KV_MTP",
+    ),
     ({"disaggregation_decode_enable_offload_kvcache": True}, "--disaggregation-decode-enable-offload-kvcache True"),
     ({"pp_size": 2}, "--pp-size 2"),
     ({"dcp_size": 2}, "--dcp-size 2"),
@@ -256,6 +262,10 @@ def test_a_model_that_hides_its_inner_states(monkeypatch, algorithm, hidden, ref
         {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 64},
         {"speculative_num_steps": 63, "speculative_num_draft_tokens": 64},
         {"speculative_algorithm": "FROZEN_KV_MTP"},
+        {"speculative_algorithm": "EAGLE3"},
+        {"speculative_algorithm": "EAGLE", "disaggregation_mode": "decode"},
+        {"speculative_algorithm": "nextn", "disaggregation_mode": "decode"},
+        {"speculative_algorithm": "EAGLE3", "disaggregation_mode": "prefill"},
         {"speculative_algorithm": "DFLASH", "speculative_num_steps": 1, "speculative_num_draft_tokens": 64},
     ],
 )
