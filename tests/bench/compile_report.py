@@ -8,12 +8,14 @@ Qwen3-Next heads (H 16, HV 32, K = V = 128). Exits with 1 if a default configura
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,8 +85,9 @@ def verify_reports(
     config: verify_module.VerifyConfig,
     either: bool = False,
     keeps_newest: bool = True,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Of prepare_kernel and of the verify kernel. keeps_newest: a fold leaves the newest tokens pending."""
+) -> tuple[Callable[[], dict[str, int]], Callable[[], dict[str, int]]]:
+    """Of prepare_kernel and of the verify kernel, compiled when called. keeps_newest: a fold leaves the newest tokens
+    pending."""
     pointers = {
         **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
         "states": state, "slots": "i32", "rows": "i64", "pending": "i32", "ancestors": "i64",
@@ -103,9 +106,10 @@ def verify_reports(
     )
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
+    kernels = verify_module.prepare_kernel, verify_module._verify_kernel
     return (
-        report(verify_module.prepare_kernel, pointers, prepare, config.prepare_warps, config.prepare_registers),
-        report(verify_module._verify_kernel, pointers, verify, config.num_warps, config.registers, config.num_stages),
+        functools.partial(report, kernels[0], pointers, prepare, config.prepare_warps, config.prepare_registers),
+        functools.partial(report, kernels[1], pointers, verify, config.num_warps, config.registers, config.num_stages),
     )
 
 
@@ -165,7 +169,7 @@ def main() -> int:
             config = replace(config, **changes)
             prepare, verify = verify_reports(nodes, window, state, config, either, keeps_newest)
             kept = " newest stay" if keeps_newest else ""
-            show_all(f"N={nodes} W={window} {where}{kept} {changes}", {"prepare": prepare, "verify": verify})
+            show_all(f"N={nodes} W={window} {where}{kept} {changes}", {"prepare": prepare(), "verify": verify()})
         show_all(where, {"fold": fold_report(state, either)})
         for batch, tree in itertools.product((64, 65), (False, True)):
             name = f"{'tree' if tree else 'chain'} batch={batch} {where}"
