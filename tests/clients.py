@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ START = 1800.0
 class Client(threading.Thread):
     """One greedy request for ``tokens`` tokens, in a thread of its own.
 
+    ``leaves_after``: of a streamed answer it hears this many characters and closes the connection.
+
     Attributes
         told: the text that has arrived.
         complete: whether the answer was said to be whole: a finish reason, or the end of OpenAI's stream.
@@ -27,9 +30,17 @@ class Client(threading.Thread):
     """
 
     def __init__(
-        self, port: int, prompt: Sequence[int], tokens: int, *, path: str = "/generate", stream: bool = True
+        self,
+        port: int,
+        prompt: Sequence[int],
+        tokens: int,
+        *,
+        path: str = "/generate",
+        stream: bool = True,
+        leaves_after: float = math.inf,
     ) -> None:
         super().__init__(daemon=True)
+        self._leaves_after = leaves_after
         sampling: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
         if path == "/generate":
             body = {"input_ids": list(prompt), "sampling_params": sampling | {"max_new_tokens": tokens}}
@@ -46,7 +57,8 @@ class Client(threading.Thread):
                 session.trust_env = False  # never through a proxy
                 with session.post(self._url, json=self._body, stream=self._stream, timeout=TIMEOUT) as answer:
                     answer.raise_for_status()
-                    for line in answer.iter_lines():
+                    lines = answer.iter_lines()
+                    while len(self.told) < self._leaves_after and (line := next(lines, None)) is not None:
                         self._hear(line.decode().removeprefix("data: "))
         except requests.RequestException as error:
             self.error = error

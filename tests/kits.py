@@ -1,7 +1,8 @@
 """Which of SGLang's own checks of a server (`sglang.test.kits`, in its wheel) run here, and why the others do not.
 
-`RUNS` names what `test_few_shot_gsm8k.py` runs by name against its servers, `ELSEWHERE` what runs in a form of its own,
-`NOT` the rest with the reason. A test compares all of it with the wheel, so that nothing new is missed.
+`RUNS` names what `test_few_shot_gsm8k.py` runs by name against its servers, `OF_THEIR_OWN` what has a server started
+for it, `ELSEWHERE` what runs in a form of its own, `NOT` the rest with the reason. A test compares all of it with the
+wheel, so that nothing new is missed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,20 +27,45 @@ import requests
 class Runs:
     """Tests of one kit.
 
-    ``attributes`` are the kit's own settings; ``marks`` pytest's: ``slow``, ``once``. ``grammar``: it constrains what
-    is said, which SGLang does not do on a CPU in every version.
+    ``attributes`` are the kit's own settings; ``marks`` pytest's: ``slow``, ``once``. ``flags`` and ``environment``:
+    what the server has to be started with.
     """
 
     kit: str
     tests: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[pytest.MarkDecorator, ...] = ()
-    grammar: bool = False
+    flags: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 GPU = os.path.exists("/dev/nvidiactl")
+HIDDEN_STATES = "--enable-return-hidden-states"
 
 GRAMMARS = ("email", "greeting", "number", "phone", "date", "hex_color", "custom_log_format")
+ANTHROPIC = (
+    "test_content_blocks_message",
+    "test_count_tokens",
+    "test_count_tokens_with_system",
+    "test_error_empty_messages",
+    "test_error_invalid_max_tokens",
+    "test_error_missing_content_type",
+    "test_in_messages_system_role",
+    "test_max_tokens",
+    "test_multi_turn_messages",
+    "test_raw_http_non_streaming",
+    "test_raw_http_streaming",
+    "test_simple_messages",
+    "test_simple_messages_stream",
+    "test_stop_sequences",
+    "test_stream_multi_turn",
+    "test_stream_with_system",
+    "test_system_message_blocks",
+    "test_system_message_string",
+    "test_temperature",
+    "test_tool_result_image_content_conversion",
+    "test_top_p_and_top_k",
+)
 SLOW, ONCE = (pytest.mark.slow,), (pytest.mark.once,)
 
 
@@ -69,6 +97,9 @@ SCHEMA = json.dumps(
 )
 """The kits' schema, its words and numbers bounded: a tiny model has no reason to end one."""
 
+DELTA = 0.5 if GPU else 1e-3
+"""Between log-probabilities of decoding and of prefilling: SGLang's for 16 bits, as models are served on a GPU."""
+
 RUNS = (
     Runs(
         "basic_api_contract_kit.BasicAPIContractMixin",
@@ -86,6 +117,12 @@ RUNS = (
         ("test_ascii_ratio", "test_no_repetition_blowup", "test_determinism_temp_zero", "test_max_token_one"),
     ),
     Runs(
+        "basic_scheduler_stress_kit.BasicSchedulerStressMixin",
+        ("test_streaming_response", "test_concurrent_requests"),
+        {"sanity_max_new_tokens_short": 96},
+    ),
+    Runs("basic_scheduler_stress_kit.BasicSchedulerStressMixin", ("test_long_prompt",), marks=ONCE),
+    Runs(
         "abort_timeout_kit.AbortAllMixin",
         ("test_abort_all",),
         {"abort_all_num_requests": 20, "abort_all_max_new_tokens": 4000, "abort_all_sleep": 1 if GPU else 5},
@@ -94,27 +131,23 @@ RUNS = (
     Runs(
         "ebnf_constrained_kit.EBNFConstrainedMixin",
         (*(f"test_ebnf_generate_{name}" for name in GRAMMARS), "test_ebnf_generate_all_optional_function_params"),
-        grammar=True,
     ),
     Runs(
         "regex_constrained_kit.RegexConstrainedMixin",
         tuple(f"test_regex_generate_{name}" for name in GRAMMARS),
-        grammar=True,
     ),
     Runs(
         "json_constrained_kit.JSONConstrainedMixin",
         ("test_json_generate", "test_json_invalid", "test_json_openai"),
         {"json_schema": SCHEMA},
-        grammar=True,
     ),
     Runs(
         "json_constrained_kit.JSONConstrainedMixin",
         ("test_mix_json_and_other",),
         {"json_schema": SCHEMA},
         ONCE,
-        grammar=True,
     ),
-    Runs("json_mode_kit.JSONModeMixin", ("test_json_mode_response", "test_json_mode_with_streaming"), grammar=True),
+    Runs("json_mode_kit.JSONModeMixin", ("test_json_mode_response", "test_json_mode_with_streaming")),
     Runs(
         "pause_generation_kit.PauseResumeInPlaceMixin",
         ("test_pause_resume_in_place",),
@@ -132,14 +165,17 @@ RUNS = (
         {"batch_accept_len_thres": 1.0},
     ),
     Runs("spec_server_kits.SpecCorrectnessKit", ("test_acc_length",), {"acc_length_thres": 1.0}, SLOW),
+    Runs("spec_server_kits.SpecCorrectnessKit", ("test_eos_token",), marks=SLOW),
     Runs("spec_server_kits.SpecLogprobKit", ("test_logprob_start_len", "test_token_ids_logprob_ragged")),
-    # 512 tokens; SGLang allows 0.5, in 16 bits, as models are served on a GPU
+    # the same by two names
     Runs(
         "spec_server_kits.SpecLogprobKit",
-        ("test_logprob_match",),
-        {"logprob_match_delta": 0.5 if GPU else 1e-3},
-        ONCE,
+        ("test_logprob_decode_match_prefill", "test_logprob_spec_v2_match"),
+        {"logprob_match_delta": DELTA},
     ),
+    # 512 tokens
+    Runs("spec_server_kits.SpecLogprobKit", ("test_logprob_match",), {"logprob_match_delta": DELTA}, ONCE),
+    Runs("spec_server_kits.SpecLogprobKit", ("test_logprob_mixed",), marks=SLOW),  # 112 prompts
     Runs("spec_server_kits.SpecPenaltyKit", ("test_penalty_mixed",)),
     Runs(
         "spec_server_kits.SpecGrammarKit",
@@ -148,10 +184,28 @@ RUNS = (
             "test_grammar_logprob_count_matches_completion_tokens",
         ),
         {"grammar_json_schema": SCHEMA},
-        grammar=True,
     ),
     Runs("spec_server_kits.SpecFeatureKit", ("test_request_abort",), marks=SLOW),
+    Runs("anthropic_messages_kit.AnthropicMessagesMixin", ANTHROPIC, {"api_key": "none"}),
+    Runs("spec_server_kits.SpecHiddenStatesKit", ("test_return_hidden_states",), flags=HIDDEN_STATES),
 )
+
+OF_THEIR_OWN = (
+    Runs(
+        "abort_timeout_kit.WaitingTimeoutMixin",
+        ("test_waiting_timeout",),
+        {"waiting_timeout_max_new_tokens": 4000 if GPU else 600},  # takes longer than the other one waits
+        flags="--max-running-requests 1",
+        environment={"SGLANG_REQ_WAITING_TIMEOUT": "0.5"},
+    ),
+    Runs(
+        "abort_timeout_kit.RunningTimeoutTwoWaveMixin",
+        ("test_running_timeout_no_crash",),
+        {"running_timeout_max_new_tokens": 6000, "running_timeout_sleep": 1},
+        environment={"SGLANG_REQ_RUNNING_TIMEOUT": "2"},
+    ),
+)
+"""What a server is started for, so all of it is slow."""
 
 ELSEWHERE = {
     "cache_hit_kit": "test_cache_hits_of_conversations",
@@ -176,20 +230,12 @@ NOT = {
     "basic_decode_correctness_kit.BasicDecodeCorrectnessMixin.test_capital_france": KNOWS,
     "basic_decode_correctness_kit.BasicDecodeCorrectnessMixin.test_basic_math": KNOWS,
     "basic_decode_correctness_kit.BasicDecodeCorrectnessMixin.test_color_completion": KNOWS,
-    "basic_scheduler_stress_kit": f"{KNOWS}; 8,000 tokens of a context of 8,192; tests/engine/test_stress.py",
-    "matched_stop_kit.MatchedStopMixin.test_finish_stop_regex_str": "a tiny model says neither 'and' nor 'or'",
-    "matched_stop_kit.MatchedStopMixin.test_finish_stop_eos": "the ends of Llama's texts",
+    "matched_stop_kit.MatchedStopMixin.test_finish_stop_regex_str": "a tiny model's chat ends before an 'and' or 'or'",
+    "matched_stop_kit.MatchedStopMixin.test_finish_stop_eos": "Llama's end, of a text the tiny models do not end",
     "ebnf_constrained_kit.EBNFConstrainedMixin.test_ebnf_generate_complex_json": BLANKS,
     "regex_constrained_kit.RegexConstrainedMixin.test_regex_generate_complex_json": BLANKS,
-    "abort_timeout_kit.WaitingTimeoutMixin": "a server that takes one request at a time, and a queue that is SGLang's",
-    "abort_timeout_kit.RunningTimeoutTwoWaveMixin": "a server that gives requests up after a time",
-    "spec_server_kits.SpecCorrectnessKit.test_eos_token": "hopes that a sampled text ends by itself",
-    "spec_server_kits.SpecLogprobKit.test_logprob_mixed": "prompts of 2,000 ids in order, past the tiny vocabulary",
-    "spec_server_kits.SpecLogprobKit.test_logprob_decode_match_prefill": "id 1000, past the tiny vocabulary",
-    "spec_server_kits.SpecLogprobKit.test_logprob_spec_v2_match": "id 1000, past the tiny vocabulary",
-    "spec_server_kits.SpecHiddenStatesKit": "a server that returns hidden states, which the plugin has no part in",
-    "spec_server_kits.SpecSamplingMaskKit": "samples a verify, which SGLang does not do on a CPU",
-    "spec_server_kits.SpecFeatureKit.test_constrained_decoding": "strings without a bound, which a tiny model does not "
+    "spec_server_kits.SpecSamplingMaskKit": "SGLang refuses it with speculation: return_sampling_mask is not supported",
+    "spec_server_kits.SpecFeatureKit.test_constrained_decoding": "strings without a bound, which tiny-mamba2 does not "
     "end; json_constrained_kit with a bounded schema",
     "spec_server_kits.SpecPerfKit": SPEED,
     "spec_decoding_kit": SPEED,
@@ -202,7 +248,6 @@ NOT = {
     "mmmu_vlm_kit": DATA,
     "reasoning_kit": "a model that thinks before it answers",
     "streaming_session_kit": "declined with its reason, see docs/compatibility.md",
-    "anthropic_messages_kit": "another protocol before the same requests",
     "dsa_metadata_kit": "another kind of attention",
     "attention_unittest": "no server: SGLang's attention backends as units, on a GPU",
     "unified_radix_cache": "no server: SGLang's radix tree as a unit",
@@ -229,38 +274,49 @@ def in_the_wheel() -> Iterator[str]:
 
 def named(test: str) -> list[str]:
     """The entries that name this test, its kit or its module, the one that says most first."""
-    runs = [f"{runs.kit}.{name}" for runs in RUNS for name in runs.tests]
-    longer = [name for name in (*runs, *ELSEWHERE, *NOT) if test == name or test.startswith(f"{name}.")]
+    longer = [name for name in (*run(), *ELSEWHERE, *NOT) if test == name or test.startswith(f"{name}.")]
     return sorted(longer, key=len, reverse=True)
 
 
+def run() -> list[str]:
+    """The tests that run by their names, "module.class.test"."""
+    return [f"{runs.kit}.{name}" for runs in (*RUNS, *OF_THEIR_OWN) for name in runs.tests]
+
+
 def cases() -> list[Any]:
-    """`RUNS` as pytest parameters (kit, test, attributes), as far as the installed SGLang has them."""
-    there, grammars = set(in_the_wheel()), _masks_here()
+    """`RUNS` as pytest parameters (runs, test), as far as the installed SGLang has them."""
+    there = set(in_the_wheel())
     return [
-        pytest.param(runs.kit, name, runs.attributes, id=f"{runs.kit.partition('.')[2]}-{name}", marks=runs.marks)
+        pytest.param(runs, name, id=f"{runs.kit.partition('.')[2]}-{name}", marks=runs.marks)
         for runs in RUNS
         for name in runs.tests
-        if f"{runs.kit}.{name}" in there and (grammars or not runs.grammar)
+        if f"{runs.kit}.{name}" in there
     ]
 
 
-def _masks_here() -> bool:
-    """Whether SGLang can apply a grammar's mask: 0.5.17 raises on a CPU. (Our own grammar in tests/engine can.)"""
-    if GPU:
-        return True
+def masks() -> str:
+    """Flags with which SGLang can apply a grammar's mask: its default does not on a CPU in 0.5.17."""
     backend = _sglang() / "srt" / "constrained" / "xgrammar_backend.py"
-    return 'logits.device.type == "cpu"' in backend.read_text()
+    if GPU or 'logits.device.type == "cpu"' in backend.read_text():
+        return ""
+    return "--grammar-backend llguidance"
 
 
 class _Requests:
-    """`requests` for a kit. A pause is answered as it is sent on: what a step ends meanwhile is no answer of later."""
+    """`requests` for a kit: what it asks, in what a tiny model has.
+
+    A token past the tiny vocabulary is another. A pause is answered as it is sent on: what a step ends meanwhile is no
+    answer of later.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(requests, name)
 
-    @staticmethod
-    def post(url: str, **options: Any) -> requests.Response:
+    def post(self, url: str, **options: Any) -> Any:
+        body = options.get("json") or {}
+        for name in {"input_ids", "token_ids_logprob"} & body.keys():
+            if body[name] and isinstance(body[name][0], int):
+                body[name] = [token if token < VOCABULARY else 10 + token % 600 for token in body[name]]
         answer = requests.post(url, **options)
         base, _, route = url.rpartition("/")
         if route == "pause_generation":  # a scheduler answers this in its next turn, with nothing at work
@@ -268,13 +324,78 @@ class _Requests:
         return answer
 
 
+VOCABULARY = 680
+"""Tokens of the tiny models."""
+
+PROBLEMS = Path(__file__).parents[1] / "launch" / "models" / "data" / "test.jsonl"
+SENTENCE, SENTENCES = "the quick brown fox jumps over the lazy dog. ", 180
+"""What a long prompt is full of: 28 tokens, and how often they fit into the context and are two chunks of a prefill."""
+
+
+class _Problems(_Requests):
+    """For the kit that asks for capitals: a country stands for a problem, its city for the right answer to that."""
+
+    def __init__(self, cities: Mapping[str, str]) -> None:
+        """``cities`` by what the kit asks."""
+        found: dict[str, str] = {}  # by their answers, so that no two have the same
+        for line in PROBLEMS.read_text().splitlines():
+            problem = json.loads(line)
+            found.setdefault(problem["answer"].partition("#### ")[2], f"Question: {problem['question']}\nAnswer:")
+        self._asked = [
+            (asked, problem, right, city)
+            for (asked, city), (right, problem) in zip(cities.items(), found.items(), strict=False)
+        ]
+
+    def post(self, url: str, **options: Any) -> Any:
+        body = options["json"]
+        ((asked, problem, right, city),) = [entry for entry in self._asked if body["text"].endswith(entry[0])]
+        text = body["text"].removesuffix(asked).replace(SENTENCE * 800, SENTENCE * SENTENCES)
+        options["json"] = body | {"text": text + problem}
+        return _Translated(super().post(url, **options), right, city)
+
+
+class _Translated:
+    """A response in which the right answer is a word. What a model goes on with after its answer is left out."""
+
+    def __init__(self, response: requests.Response, right: str, word: str) -> None:
+        self._response, self._right, self._word = response, right, word
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    def __enter__(self) -> _Translated:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._response.close()
+
+    def json(self) -> dict[str, Any]:
+        return self._translate(self._response.json())
+
+    def iter_lines(self, **options: Any) -> Iterator[str]:
+        for line in self._response.iter_lines(**options):
+            said = line.removeprefix("data: ")
+            yield line if said in ("", "[DONE]") else f"data: {json.dumps(self._translate(json.loads(said)))}"
+
+    def _translate(self, said: dict[str, Any]) -> dict[str, Any]:
+        answer = said["text"].partition("\n\n")[0]
+        return said | {"text": re.sub(rf"#### {self._right}$", self._word, answer)}
+
+
+def _requests_for(module: ModuleType) -> _Requests:
+    asked = getattr(module, "_CONCURRENT_QA", None)
+    return _Requests() if asked is None else _Problems(dict(asked))
+
+
 def mixin(kit: str) -> type:
     """The kit's class, "module.class"; what SGLang's fixture of speculative servers does for a kit is added to it."""
+    from sglang.test import test_utils
     from sglang.test.server_fixtures.spec_eagle_fixture import SpecEagleServerBase as Fixture
 
     name = kit.rpartition(".")[2]
     module = importlib.import_module(f"sglang.test.kits.{kit.partition('.')[0]}")
-    module.requests = _Requests()
+    module.requests = _requests_for(module)
+    test_utils.requests = _Requests()
     kit_class = getattr(module, name)
     given = {name: vars(Fixture)[name] for name in ("send_request", "send_requests_abort", "run_decode")}
     return type(kit_class.__name__, (kit_class,), given)

@@ -30,8 +30,8 @@ import shlex
 import subprocess
 import sys
 import unittest
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +40,7 @@ import pytest
 from mtp_demo.server import free_port
 
 from . import kits, reloads
-from .clients import START
+from .clients import START, Client, wait_for
 from .conftest import VERSIONS
 from .kits import GPU
 from .processes import sglang  # noqa: F401 - the environment before anything of SGLang
@@ -66,7 +66,7 @@ class Case:
     flags: beside model, host and port. mode: the plugin's, None for its default. radix: SGLang's strategy; None leaves
     it to the mode, and replay rewinds. chunk: prefilling, and decoding under a strategy of SGLang's, cache the states
     of lengths that are multiples of it. kl: of decoding against prefilling, in nats, at most. accept_length: tokens a
-    verify, at least. data: None for the tiny models'.
+    verify, at least. data: None for the tiny models'. environment: more of it.
     """
 
     model: str
@@ -79,6 +79,7 @@ class Case:
     accept_length: float = 1.0
     questions: int = 12
     data: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rewinds(self) -> bool:
@@ -99,12 +100,12 @@ def tiny(family: str, flags: str, mode: str | None = None, **fields: Any) -> Cas
         # Triton attention is refused for Nemotron-H, whose first layer is none.
         device = f"--attention-backend {'triton' if family == 'gdn' else 'flashinfer'} --disable-prefill-cuda-graph"
         device += " --sampling-backend pytorch --max-total-tokens 65536 --max-mamba-cache-size 96"
-    device += " --max-running-requests 16 --constrained-json-disable-any-whitespace"
+    device += f" --max-running-requests 16 --constrained-json-disable-any-whitespace {kits.masks()}"
     if family == "mamba2":
         device += """ --json-model-override-args '{"mamba_chunk_size":16}'"""
     fields.setdefault("accept_length", 2.5 if NEXTN in flags else 1.2)
     fields.setdefault("chunk", {"gdn": 64, "mamba2": 16}[family])
-    return Case(str(LAUNCH / "models" / f"tiny-{family}"), f"{flags} {device}", mode, **fields)
+    return Case(str(LAUNCH / "models" / f"tiny-{family}"), f"{device} {flags}", mode, **fields)
 
 
 def cases() -> list[Any]:
@@ -131,10 +132,9 @@ def cases() -> list[Any]:
         for name, (mode, radix) in modes.items()
     }
     in_turn = pytest.mark.in_turn("server")
-    tree = tiny("mamba2", TREE, kl=KL_TREE, radix="extra_buffer")
     return [
-        pytest.param(tiny("gdn", CHAIN), id="gdn-chain", marks=in_turn),
-        pytest.param(tree, id="mamba2-tree", marks=in_turn),
+        pytest.param(tiny("gdn", f"{CHAIN} {kits.HIDDEN_STATES}"), id="gdn-chain", marks=in_turn),
+        pytest.param(tiny("mamba2", f"{TREE} {kits.HIDDEN_STATES}", kl=KL_TREE), id="mamba2-tree", marks=in_turn),
         *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in slow.items()),
     ]
 
@@ -195,7 +195,7 @@ def server(request, sglang):  # noqa: F811
 
     case = request.param
     url = f"http://127.0.0.1:{free_port()}"
-    environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **case.environment}
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("SGLANG_MAMBA_MTP")]:
             patch.delenv(name)
@@ -528,20 +528,124 @@ def test_other_weights_leave_nothing_of_the_first(server, tmp_path):
     assert words(say(server, asked)) == first
 
 
+# ------------------------------------------------------------------------------------------------ clients that are gone
+
+
+def load(server) -> dict[str, Any]:
+    """What SGLang says is at work."""
+    import requests
+
+    answer = requests.get(f"{server.url}/v1/loads", timeout=60)
+    answer.raise_for_status()
+    (rank,) = answer.json()["loads"]
+    return rank
+
+
+def at_rest(server) -> bool:
+    """Whether nothing is at work any more, nor kept for it, when some time has passed."""
+    counts = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    return wait_for(lambda: not any(load(server)[name] for name in counts), 120)
+
+
+def flush(server) -> None:
+    """Have the server forget what it has cached."""
+    import requests
+
+    requests.post(f"{server.url}/flush_cache", params={"timeout": 60}, timeout=120).raise_for_status()
+
+
+def test_clients_that_are_gone_leave_nothing(server):
+    """More clients than run at a time close their connections, before an answer or in the middle of one.
+
+    One stays, beside them. Afterwards first and second turns are answered as by a server that never saw those: the
+    second turns begin in the answers that were broken off.
+    """
+    *asked, stays = prompts(server, 4, 200)
+    tails = suffixes(3, 20, 7)
+    flush(server)
+    first = say(server, asked, best=5, max_new_tokens=96)
+    (whole,) = say(server, [stays], max_new_tokens=200)
+    turns = [prompt + answer[:30] + tail for prompt, answer, tail in zip(asked, words(first), tails, strict=True)]
+    flush(server)
+    second = say(server, turns, best=5)
+
+    flush(server)
+    assert at_rest(server)
+    beside = Client(server.port, stays, 200)
+    gone = [
+        Client(server.port, prompt, 6000, path=path, leaves_after=characters)
+        for characters, path in ((40, "/generate"), (60, "/v1/completions"), (80, "/generate"), (20, "/v1/completions"))
+        for prompt in asked
+    ]
+    assert wait_for(lambda: load(server)["num_running_reqs"] > 4, 120)
+    gone += [Client(server.port, prompt, 6000, leaves_after=0) for prompt in (*asked, *asked)]
+    for client in (beside, *gone):
+        client.join(300)
+    assert [client.error for client in (beside, *gone) if client.error] == []
+    assert not any(client.complete or client.is_alive() for client in gone)
+    said = [answer["text"] for answer in first] * 6
+    assert all(text.startswith(client.told[:60]) for text, client in zip(said, gone, strict=True))
+    assert beside.complete and beside.told == whole["text"]
+
+    assert at_rest(server)
+    replies = zip([*say(server, asked, max_new_tokens=96), *say(server, turns)], [*first, *second], strict=True)
+    assert [where for pair in replies if (where := apart(*pair))] == []
+    assert server.process.poll() is None  # SGLang counts what is free when it is idle, and ends where some is missing
+
+
 # --------------------------------------------------------------------------------------------------- SGLang's own kits
 
 
-@pytest.mark.parametrize(("kit", "name", "attributes"), kits.cases())
-def test_kit(server, kit, name, attributes):
-    """What SGLang asks of any server."""
+def checks(server, runs: kits.Runs) -> Any:
+    """The kit over this server."""
     import openai
+    from transformers import AutoTokenizer
 
-    client = openai.Client(api_key="EMPTY", base_url=f"{server.url}/v1")
-    check = server.kit(kits.mixin(kit), served_model_name=server.case.model, client=client, **attributes)
+    told = {
+        "served_model_name": server.case.model,
+        "client": openai.Client(api_key="EMPTY", base_url=f"{server.url}/v1"),
+        "tokenizer": AutoTokenizer.from_pretrained(server.case.model),
+    }
+    return server.kit(kits.mixin(runs.kit), **told, **runs.attributes)
+
+
+@pytest.mark.parametrize(("runs", "name"), kits.cases())
+def test_kit(server, runs, name):
+    """What SGLang asks of any server."""
+    if runs.flags not in server.case.flags:
+        pytest.skip(f"the server was started without {runs.flags}")
     try:
-        getattr(check, name)()
+        getattr(checks(server, runs), name)()
     finally:  # one that fails while the server pauses leaves it so
         server.go_on()
+    assert server.process.poll() is None
+
+
+def own_servers() -> list[Any]:
+    """Servers and what they are started for, as parameters (server, runs)."""
+    shapes = {"gdn-chain": ("gdn", CHAIN), "mamba2-tree": ("mamba2", TREE)}
+    return [
+        pytest.param(
+            tiny(family, f"{flags} {runs.flags}", environment=runs.environment), runs, id=f"{shape}-{runs.tests[0]}"
+        )
+        for runs in kits.OF_THEIR_OWN
+        for shape, (family, flags) in shapes.items()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "runs"), own_servers(), indirect=["server"])
+def test_kit_that_is_served_alone(server, runs):
+    """Those of a server that gives requests up after a time. It does, and what it keeps is answered as before."""
+    asked = prompts(server, 1, 200)
+    first = words([say(server, [prompt])[0] for prompt in asked])
+    check, refused = checks(server, runs), []
+    check.assertEqual = lambda code, wanted: refused.append(code == wanted)
+    (name,) = runs.tests
+    getattr(check, name)()
+    assert refused and all(refused)
+    assert at_rest(server)
+    assert words([say(server, [prompt])[0] for prompt in asked]) == first
     assert server.process.poll() is None
 
 
@@ -552,5 +656,4 @@ def test_every_kit_is_named():
     if importlib.metadata.version("sglang") == VERSIONS[-1].removeprefix("sglang-"):
         used = {entry for test in tests for entry in kits.named(test)}
         older = {"hellaswag_kit", "spec_server_kits.SpecLogprobKit.test_logprob_spec_v2_match"}
-        assert {*kits.ELSEWHERE, *kits.NOT} - used == older
-        assert {f"{runs.kit}.{name}" for runs in kits.RUNS for name in runs.tests} <= set(tests)
+        assert {*kits.ELSEWHERE, *kits.NOT, *kits.run()} - used == older
