@@ -57,8 +57,6 @@ class HostTorch(ModuleType):
         value = getattr(torch, name)
         if name in self.FACTORIES:
             value = _on_host(value)
-        elif name == "mm":
-            value = expert_ops.mm
         setattr(self, name, value)
         return value
 
@@ -85,6 +83,12 @@ def _host_torch(_current: Any) -> HostTorch:
 def _torch_with_host_events(_current: Any) -> HostTorch:
     host = HostTorch()
     host.__dict__["cuda"] = SimpleNamespace(Event=transfer.HostEvent)
+    return host
+
+
+def _torch_with_wide_products(_current: Any) -> HostTorch:
+    host = HostTorch()
+    host.__dict__["mm"] = expert_ops.mm
     return host
 
 
@@ -233,7 +237,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "sglang.srt.models.nemotron_h",
         "torch",
-        _host_torch,
+        _torch_with_wide_products,
         "routes to experts by a product in 16 bits with an output in 32, which PyTorch has for GPUs only",
     ),
     Patch(

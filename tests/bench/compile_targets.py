@@ -151,13 +151,16 @@ def conv_in_slots(family: str, nodes: int, is_tree: bool) -> dict[str, int]:
     return used_by(conv_slots._conv1d_verify_slots_kernel, pointers, constants, warps, odd, absent)
 
 
-def conv_folds(family: str, in_commit: bool) -> dict[str, int]:
+def conv_folds(family: str, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
+    """keeps_newest: a fold leaves the newest tokens pending."""
     constants = {"DIM": CHANNELS[family], "K": WIDTH, "BLOCK_D": conv_fold.BLOCK_CHANNELS, "BLOCK_W": 4}
     constants |= {"stride_tok": 1}
     pointers = dict.fromkeys(("conv_states", "inputs"), "bf16")
     pointers |= i32("order", "pending", "newest", "src_slots", "dst_slots", "rows", "counts")
     odd = {"capacity", "fold_threshold", "stride_state_dim"}
-    return used_by(conv_fold._fold_conv_kernel, pointers, constants, 4, odd, {"counts"} if in_commit else ())
+    absent = {"counts"} if in_commit else set()
+    absent |= set() if keeps_newest else {"newest"}
+    return used_by(conv_fold._fold_conv_kernel, pointers, constants, 4, odd, absent)
 
 
 def convolutions() -> Iterator[tuple[str, Report]]:
@@ -169,6 +172,7 @@ def convolutions() -> Iterator[tuple[str, Report]]:
                 yield f"conv1d slots {name}", lambda _, f=family, n=nodes, t=is_tree: conv_in_slots(f, n, t)
         yield f"conv1d fold {family}", lambda _, f=family: conv_folds(f, False)
         yield f"conv1d fold in the commit {family}", lambda _, f=family: conv_folds(f, True)
+        yield f"conv1d fold in the commit {family} folds all", lambda _, f=family: conv_folds(f, True, False)
 
 
 # ------------------------------------------------------------------------------------------------------- bookkeeping
@@ -181,7 +185,7 @@ def build_tree(nodes: int, links: bool) -> dict[str, int]:
     return used_by(tree._build_tree_kernel, pointers, constants, 1, absent=absent)
 
 
-def commit_window(nodes: int, page: int) -> dict[str, int]:
+def commit_window(nodes: int, page: int, keeps_newest: bool = True) -> dict[str, int]:
     pending = threshold(nodes, page)
     capacity = pending + 2 * nodes
     constants = {
@@ -190,7 +194,8 @@ def commit_window(nodes: int, page: int) -> dict[str, int]:
     }  # fmt: skip
     pointers = i32("pending", "newest", "length", "window_row", "order", "slots", "parents", "track_count")
     pointers |= dict.fromkeys(("rows", "lengths", "last_correct"), "i64")
-    return used_by(window._commit_window_kernel, pointers, constants, 1, {"fold_threshold"}, absent={"steps_to_track"})
+    absent = {"steps_to_track"} | (set() if keeps_newest else {"newest", "length", "lengths"})
+    return used_by(window._commit_window_kernel, pointers, constants, 1, {"fold_threshold"}, absent)
 
 
 def fold_first(batch: int) -> dict[str, int]:
@@ -256,6 +261,7 @@ def bookkeeping() -> Iterator[tuple[str, Report]]:
     for nodes, page in ((4, 1), (8, 1), (64, 1), (4, 64)):
         name = f"N={nodes}" + (f" page {page}" if page > 1 else "")
         yield f"commit window {name}", lambda _, n=nodes, p=page: commit_window(n, p)
+    yield "commit window N=8 folds all", lambda _: commit_window(8, 1, False)
     for batch in (BATCH, 4096):
         yield f"fold first {batch} rows", lambda _, b=batch: fold_first(b)
     yield "place nodes N=8", lambda _: place_nodes(8)

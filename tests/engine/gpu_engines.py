@@ -8,6 +8,7 @@ streams and take it away, so states are read at radix inserts and at the end.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -28,6 +29,9 @@ from .spec import EngineSpec, Result
 AT_ONCE = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 TIMEOUT = 400.0
+
+VERSION = tuple(int(part) for part in importlib.metadata.version("sglang").split(".")[:3])
+"""SGLang's."""
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,7 @@ ALGORITHMS = ("nextn-chain", "nextn-tree")
 FAST = {("gdn", "nextn-chain", "rewind", "replay"), ("mamba2", "nextn-tree", "extra_buffer-overlap", "replay")}
 """A cell a family."""
 
-IDLE_DRAFT = pytest.mark.skipif(
-    not OLD,
-    reason="SGLang's Nemotron-H draft fails on an idle rank, in mode off too, with experts at its end and without",
-)
+IDLE_DRAFT = pytest.mark.skipif(not OLD, reason=ranks.IDLE_DRAFT_FAILS)
 
 
 def _cells() -> list:

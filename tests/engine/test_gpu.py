@@ -6,7 +6,6 @@ than rounding does without speculation (`rounding`). What else an engine may be 
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from . import adaptive, rounding
 from .gpu_engines import (
     DEFAULT_MODES,
+    VERSION,
     Cell,
     Engines,
     captured_of,
@@ -29,8 +29,6 @@ from .spec import Result
 from .states import relative_error
 
 pytestmark = pytest.mark.gpu
-
-VERSION = tuple(int(part) for part in importlib.metadata.version("sglang").split(".")[:3])
 
 QUICK = {
     ("ngram-chain", "extra_buffer-overlap"),

@@ -3,21 +3,19 @@ trees, drafts of a second model, states of 16 bits, temperature, torch.compile. 
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 
 import pytest
 
 from . import narrow
-from .gpu_engines import Cell, cells, check_engine, check_equal, check_states, parameter, stock_of
+from .gpu_engines import VERSION, Cell, cells, check_engine, check_equal, check_states, parameter, stock_of
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import FAMILIES, IN_FULL, Case
+from .ranks import IDLE_DRAFT_FAILS
 from .sampling import drawn_otherwise
 from .spec import Result
 
 pytestmark = pytest.mark.gpu
-
-VERSION = tuple(int(part) for part in importlib.metadata.version("sglang").split(".")[:3])
 
 
 def _only(mode: str, families: Sequence[str] = FAMILIES) -> dict[str, tuple[str, ...]]:
@@ -28,8 +26,7 @@ def _only(mode: str, families: Sequence[str] = FAMILIES) -> dict[str, tuple[str,
 
 
 def _data_parallel(mode: str, cache: str) -> list:
-    fails = "SGLang's Nemotron-H draft fails on an idle rank, in mode off too, with experts at its end and without"
-    idle_draft = () if VERSION == (0, 5, 17) else (pytest.mark.skip(reason=fails),)
+    idle_draft = () if VERSION == (0, 5, 17) else (pytest.mark.skip(reason=IDLE_DRAFT_FAILS),)
     marks = {"gdn": (), "mamba2": idle_draft}
     found = {family: Cell(Case(family, "nextn-chain", cache, mode), kind="data_parallel") for family in FAMILIES}
     return [parameter(cell, *marks[family]) for family, cell in found.items()]

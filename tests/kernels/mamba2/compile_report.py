@@ -1,4 +1,5 @@
-"""Registers, spills and shared memory of the common, conv1d and mamba2 kernels, compiled for sm_90 without a GPU.
+"""Registers, spills and shared memory of the Mamba2 kernels, compiled for sm_90 without a GPU. Those that both families
+share are in tests/bench/compile_targets.py.
 
     python -m tests.kernels.mamba2.compile_report [WORD ...]     # only lines that contain every word
 
@@ -17,11 +18,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import torch
 import triton
-from mamba_mtp_kernels.common import tree as common_tree
-from mamba_mtp_kernels.common import window as common_window
 from mamba_mtp_kernels.common.operands import fold_at_once
-from mamba_mtp_kernels.conv1d import fold as conv_fold
-from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
 from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 from mamba_mtp_kernels.mamba2 import verify_slots as mamba2_slots
@@ -149,44 +146,6 @@ def fold(
     return compiled_resources(mamba2_fold._mamba2_fold_kernel, pointers, constants, 1, 1)
 
 
-def conv(dim: int, width: int, nodes: int, per_program: int) -> dict[str, int]:
-    constants = {"DIM": dim, "N": nodes, "K": width, "NODES": per_program, "BLOCK_D": 512}
-    constants |= {"HAS_BIAS": True, "SILU": True, "CHAIN": False, "PLACES": True, "WORDS": True}
-    constants |= {"stride_tok": 1}
-    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "window_inputs"), "bf16")
-    pointers |= dict.fromkeys(("slots", "rows", "parents", "pending", "order"), "i32")
-    return compiled_resources(conv_verify._conv1d_verify_kernel, pointers, constants, 2, 2)
-
-
-def conv_folds(dim: int, width: int, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
-    constants = {"DIM": dim, "K": width, "BLOCK_D": 256, "BLOCK_W": 4, "stride_tok": 1}
-    pointers = dict.fromkeys(("conv_states", "inputs"), "bf16")
-    pointers |= dict.fromkeys(("order", "pending", "src_slots", "dst_slots", "rows"), "i32")
-    if in_commit:
-        constants["counts"] = None
-    else:
-        pointers["counts"] = "i32"
-    give_newest(pointers, constants, keeps_newest)
-    return compiled_resources(conv_fold._fold_conv_kernel, pointers, constants, 4, 2)
-
-
-def tree(nodes: int) -> dict[str, int]:
-    constants = {"N": nodes, "BLOCK_N": nodes, "HAS_LINKS": True}
-    pointers = {"parents": "i32", "ancestors": "i64", "next_token": "i64", "next_sibling": "i64"}
-    return compiled_resources(common_tree._build_tree_kernel, pointers, constants, 1, 2)
-
-
-def commit(nodes: int, capacity: int, keeps_newest: bool = True) -> dict[str, int]:
-    constants = {"C": capacity, "N": nodes, "BLOCK_C": capacity, "BLOCK_N": nodes, "HAS_TRACK": True}
-    names = ["pending", "window_row", "order", "slots", "rows", "last_correct", "steps_to_track", "parents"]
-    pointers = dict.fromkeys([*names, "track_count"], "i32")
-    if keeps_newest:
-        pointers |= dict.fromkeys(("newest", "length", "lengths"), "i32")
-    else:
-        constants |= dict.fromkeys(("newest", "length", "lengths"))
-    return compiled_resources(common_window._commit_window_kernel, pointers, constants, 1, 2)
-
-
 def cases() -> dict[str, tuple]:
     nemotron, small, wide = (128, 80, 128, 8), (64, 64, 128, 8), (48, 64, 256, 1)
     found: dict[str, tuple] = {}
@@ -211,15 +170,6 @@ def cases() -> dict[str, tuple]:
                 found[key] = (slots, *heads, state, tree, False)
                 found[f"{key} either order"] = (slots, *heads, state, tree, True)
                 found[f"{key} as 0.5.17"] = (slots, *heads, state, tree, False, stock_tiling(heads[2], (0, 5, 17)))
-    for nodes, per_program in ((4, 4), (8, 4), (8, 1), (16, 4)):
-        found[f"conv1d_verify 8192 K=4 N={nodes} {per_program} a program"] = (conv, 8192, 4, nodes, per_program)
-    found["fold_conv 8192 K=4"] = (conv_folds, 8192, 4, False)
-    found["commit_conv 8192 K=4"] = (conv_folds, 8192, 4, True)
-    found["commit_conv 8192 K=4 folds all"] = (conv_folds, 8192, 4, True, False)
-    found["build_tree N=8"] = (tree, 8)
-    found["build_tree N=64"] = (tree, 64)
-    found["commit_window N=8"] = (commit, 8, 32)
-    found["commit_window N=8 folds all"] = (commit, 8, 32, False)
     return found
 
 
