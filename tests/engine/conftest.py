@@ -19,15 +19,15 @@ torch.set_num_threads(1)
 class Checkpoints:
     """``checkpoints(family)`` is the folder of a tiny random-weight model, written on first use."""
 
-    def __init__(self, root):
-        self._root = root
+    def __init__(self, root, seed: int = 0):
+        self._root, self._seed = root, seed
 
     def __call__(self, family: str) -> str:
         from . import models
 
         folder = self._root / family
         if not (folder / "config.json").exists():
-            models.WRITERS[family](folder)
+            models.WRITERS[family](folder, seed=self._seed)
         return str(folder)
 
     @property
@@ -41,6 +41,12 @@ class Checkpoints:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory) -> Checkpoints:
+    """Models like `checkpoint`'s with other weights."""
+    return Checkpoints(tmp_path_factory.mktemp("others"), seed=1)
 
 
 @pytest.fixture(scope="module")

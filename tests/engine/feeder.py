@@ -6,15 +6,21 @@ prefix matching, batching, retraction) is SGLang's own. Outgoing messages are dr
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from . import adapters, logprobs, sleep
 from .memory import Memory
 from .scenario import PAUSED, Outcome, Request, Scenario
 
 STALL_STEPS = 3000
+
+ASLEEP = "retract, asleep"
+"""How the engine has paused where it slept meanwhile, and loaded its weights behind an empty cache."""
 
 
 class PlainTokenizer:
@@ -119,8 +125,10 @@ class Feeder(Receiver):
             self._start = self.step + 1
             if self._scenario.sleep:
                 self._free_bytes.append(sleep.free_bytes())
+                if len(self._free_bytes) % 2 == 0:  # it sleeps, with nothing cached
+                    self.memory.read()
             return [*local_reqs, self._first.pop(0)]
-        messages = [*local_reqs, *self._arrivals(), *self._aborts(), *self._pauses()]
+        messages = [*local_reqs, *self._in_pauses(), *self._arrivals(), *self._aborts(), *self._pauses()]
         self._check_progress(bool(messages))
         if self._done():
             messages += self._closing()
@@ -301,6 +309,19 @@ class Feeder(Receiver):
                 messages.append(ContinueGenerationReqInput())
         return messages
 
+    def _in_pauses(self) -> list[Any]:
+        """What is done in a pause, before anything else arrives in it."""
+        folder, since = self._scenario.in_pauses, {step: how for step, how in self._scenario.pauses}
+        how = since.get(self.step - self._start - 1)
+        if folder is None or how is None:
+            return []
+        if self.scheduler.device == "cuda":  # SGLang does not wait for a forward that is at work on what it changes
+            torch.cuda.synchronize()
+        if how == "retract" and _idle_but_for_the_queue(self.scheduler):
+            self.paused[-1] = (ASLEEP, self.paused[-1][1])
+            return [*sleep.messages(), _load(folder)]
+        return [_load(folder, flush=False)]
+
     # -- failing loudly ------------------------------------------------------------------------------------------
 
     def _check_progress(self, new_messages: bool) -> None:
@@ -322,8 +343,15 @@ class Feeder(Receiver):
         return f"scenario {self._scenario.name}: {'; '.join(parts)} (waiting {waiting}, running {running})"
 
 
-def _load(folder: str) -> Any:
-    """What a server is sent that shall load a folder's weights; it flushes its cache then."""
+def _idle_but_for_the_queue(scheduler: Any) -> bool:
+    """Whether a paused scheduler has requests in its queue alone, which some versions then flush and sleep beside."""
+    if "ignore_waiting" not in inspect.signature(scheduler.is_fully_idle).parameters:
+        return False
+    return scheduler.is_fully_idle(ignore_waiting=True)
+
+
+def _load(folder: str, flush: bool = True) -> Any:
+    """What a server is sent that shall load a folder's weights; ``flush``: it flushes its cache then."""
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
-    return UpdateWeightFromDiskReqInput(model_path=folder, load_format="auto", flush_cache=True)
+    return UpdateWeightFromDiskReqInput(model_path=folder, load_format="auto", flush_cache=flush)

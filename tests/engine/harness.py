@@ -336,6 +336,16 @@ def compare_states(result: Result, bound: float = STATE_BOUND) -> Comparison:
     return compare(result.records, reference, bound)
 
 
+def part(result: Result, scenarios: Sequence[Scenario], model: str) -> Result:
+    """What the run showed in these scenarios, as of an engine of ``model``."""
+    names = tuple(f"{scenario.name}/" for scenario in scenarios)
+    outcomes = {key: each for key, each in result.outcomes.items() if key.startswith(names)}
+    records = [record for record in result.records if any(name in record.where for name in names)]
+    return dataclasses.replace(
+        result, spec=dataclasses.replace(result.spec, model=model), outcomes=outcomes, records=records
+    )
+
+
 def check_equal(result: Result, scenarios: Sequence[Scenario], bound: float = STATE_BOUND) -> Comparison:
     """Assert that tokens and states equal the plain engine's, and that the run could have shown a difference."""
     differences = token_differences(result, baseline(result.spec, scenarios))

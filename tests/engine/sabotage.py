@@ -63,6 +63,37 @@ def _skip_renew():
     MtpMambaPool.renew = lambda self: None
 
 
+def _old_decay():
+    """Folds decay by the weights that the engine began with (Mamba2, replay)."""
+    from sglang_mamba_mtp.families.mamba2 import Mamba2Family
+
+    make = Mamba2Family.fold
+
+    def as_now(model):
+        import torch
+        from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
+
+        mixers = torch.nn.ModuleList()
+        for mixer in (module for module in model.modules() if isinstance(module, MambaMixer2)):
+            mixers.append(MambaMixer2.__new__(MambaMixer2))
+            torch.nn.Module.__init__(mixers[-1])
+            mixers[-1].A = torch.nn.Parameter(mixer.A.detach().clone(), requires_grad=False)
+        return mixers
+
+    @functools.wraps(make)
+    def wrapped(self, device, model):
+        made = []
+
+        def fold(*args, **kwargs):
+            if not made:  # not as the store is made, in memory that a sleep gives back
+                made.append(make(self, device, as_now(model)))
+            made[0](*args, **kwargs)
+
+        return fold
+
+    Mamba2Family.fold = wrapped
+
+
 def _skip_discard():
     """What is known about a recycled or overwritten slot outlives its former owner (the plugin's own modes)."""
     from sglang_mamba_mtp.state.pools import MtpMambaPool
@@ -270,6 +301,7 @@ FAULTS = {
     "slow_host": _slow_host,
     "starts_from_anything": _starts_from_anything,
     "skip_renew": _skip_renew,
+    "old_decay": _old_decay,
     "stale_layout": _stale_layout,
     "unturned": _unturned,
     "unhook_commit": _unhook_commit,

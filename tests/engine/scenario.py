@@ -66,7 +66,8 @@ class Scenario:
     their memory back and takes it again; ``weights`` is a folder whose weights are loaded before. Its sessions are
     opened with their first requests, as ``streaming`` ones or plain, and closed at the end. ``pauses`` are (step, how):
     from that event-loop step on the engine pauses for `PAUSED` turns, all requests kept where they are ("in_place") or
-    retracted ("retract")."""
+    retracted ("retract"). ``in_pauses`` is a folder with the weights that the engine has: in every pause they are
+    loaded again, behind a sleep if all requests are retracted and SGLang sleeps beside waiting ones."""
 
     name: str
     requests: tuple[Request, ...]
@@ -75,6 +76,7 @@ class Scenario:
     weights: str | None = None
     streaming: bool = False
     pauses: tuple[tuple[int, str], ...] = ()
+    in_pauses: str | None = None
 
     def __post_init__(self):
         rids = [request.rid for request in self.requests]

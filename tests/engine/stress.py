@@ -18,6 +18,9 @@ END = 24
 
 PENALTIES = (("frequency_penalty", 0.5), ("presence_penalty", 1.5), ("repetition_penalty", 1.2))
 
+AGAIN = 3
+"""Requests of a wave that the next one begins with (`operated`)."""
+
 PAUSES = ("in_place", "retract", "retract", "in_place")
 
 
@@ -50,8 +53,43 @@ def waves(seed: int, count: int, vocab: int, size: int = 40, mix: Mix = Mix()) -
         name = f"wave{first // size}"
         requests = _requests(rng, min(size, count - first), vocab, mix)
         flush = bool(found) and rng.random() < 0.5
-        pauses = tuple(zip(sorted(rng.sample(range(10, 100, 10), 3)), rng.sample(PAUSES, 3), strict=True))
+        pauses = tuple(zip(sorted(rng.sample(range(10, 5 * size // 2, 10), 3)), rng.sample(PAUSES, 3), strict=True))
         found.append(Scenario(name, tuple(requests), flush=flush, pauses=pauses))
+    return found
+
+
+def operated(todo: list[Scenario], weights: tuple[str, str] | None) -> list[Scenario]:
+    """The waves as an operator treats the engine: before every first of three the engine is given the first of the
+    ``weights``, which it begins with, before every second it sleeps, before every third it is given the second of the
+    weights, which are others. In the pauses of the first and the third it is given those that it has. None: no weights
+    are loaded. Some of what a wave asks is asked again at the head of the next, which must not find the old states."""
+    found = []
+    for i, wave in enumerate(todo):
+        turn, changes = i % 3, {}
+        if turn == 1:
+            changes = {"sleep": True, "flush": False}
+        elif weights is not None:
+            folder = weights[turn // 2]
+            flush = wave.flush and turn == 0
+            changes = {"weights": folder if i else None, "in_pauses": folder, "flush": flush}
+        again = _again(todo[i - 1]) if i else ()
+        found.append(replace(wave, requests=(*again, *wave.requests), **changes))
+    return found
+
+
+def _again(wave: Scenario) -> tuple[Request, ...]:
+    """The latest of a wave's requests that say the same whenever they are asked, as requests of another."""
+    alone = [each for each in wave.requests if _is_plain(each) and each.continues is None]
+    return tuple(replace(each, rid=f"again{i}", at_step=i, after=None) for i, each in enumerate(alone[-AGAIN:]))
+
+
+def asked(todo: list[Scenario], model: str) -> dict[str, list[Scenario]]:
+    """By the weights that they are answered with, ``model`` being the first: the waves, without what an operator does
+    about them."""
+    found: dict[str, list[Scenario]] = {}
+    for wave in todo:
+        model = wave.weights or model
+        found.setdefault(model, []).append(replace(wave, weights=None, sleep=False, in_pauses=None))
     return found
 
 

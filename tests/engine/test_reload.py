@@ -7,34 +7,19 @@ import itertools
 
 import pytest
 
-from . import models, scenarios
-from .harness import check_equal, run
+from . import scenarios
+from .harness import check_equal, part, run
 from .matrix import FAMILIES, IN_FULL, Case, marks
 from .scenario import Scenario
-from .spec import EngineSpec, Result
+from .spec import EngineSpec
 
 CELL = {"gdn": ("nextn-tree", "rewind"), "mamba2": ("nextn-chain", "extra_buffer-overlap")}
 """Drafts of a model: 0.5.17 ends where NGRAM is told to load weights, which it has none of."""
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory):
-    """``others(family)`` is the folder of a checkpoint like `checkpoint`'s with other weights."""
-    return lambda family: str(models.WRITERS[family](tmp_path_factory.mktemp("others") / family, seed=1))
-
-
 def _few_turns(vocab: int) -> Scenario:
     turns = scenarios.turns(vocab)
     return dataclasses.replace(turns, requests=turns.requests[:3])
-
-
-def _part(result: Result, scenario: Scenario, model: str) -> Result:
-    """What the run showed in one scenario, as of an engine of ``model``."""
-    outcomes = {key: each for key, each in result.outcomes.items() if key.startswith(f"{scenario.name}/")}
-    records = [record for record in result.records if f"{scenario.name}/" in record.where]
-    return dataclasses.replace(
-        result, spec=dataclasses.replace(result.spec, model=model), outcomes=outcomes, records=records
-    )
 
 
 def _cells() -> list:
@@ -54,9 +39,9 @@ def _check(spec: EngineSpec, vocab: int, other: str) -> None:
     result = run(spec, asked)
     compared = 0
     for scenario, model in zip(asked, (first, other, first), strict=True):
-        part = _part(result, scenario, model)
-        assert part.outcomes and part.cached_tokens > 0
-        compared += check_equal(part, [dataclasses.replace(scenario, weights=None)]).compared
+        shown = part(result, [scenario], model)
+        assert shown.outcomes and shown.cached_tokens > 0
+        compared += check_equal(shown, [dataclasses.replace(scenario, weights=None)]).compared
     assert compared == len(result.records)
     said = {name: [result.outcomes[f"{name}/{r.rid}"].tokens for r in turns.requests] for name in ("first", "other")}
     assert all(a != b for a, b in zip(*said.values(), strict=True)), "the other weights say the same"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 pytest.importorskip("sglang")
 
 from sglang_mamba_mtp.backends.target_verify import TargetVerify
+from sglang_mamba_mtp.families.mamba2 import Mamba2Family
 from sglang_mamba_mtp.state.axis_order import AxisOrders
 from sglang_mamba_mtp.state.draft_slots import DraftSlots
 from sglang_mamba_mtp.state.pools import MtpMambaPool, RewindPool
@@ -108,6 +110,13 @@ def _after_it_was_written(launch):
     return sabotaged
 
 
+def _decay_as_it_was(fold):
+    def sabotaged(self: Mamba2Family, device: torch.device, model: torch.nn.Module) -> object:
+        return fold(self, device, copy.deepcopy(model))
+
+    return sabotaged
+
+
 SABOTAGES = {
     "SGLang reads slots as replay left them": (ReplayLives, TargetVerify, "_claim_slots", _nothing),
     "SGLang reads slots as slots left them": (SlotsLives, TargetVerify, "_claim_slots", _nothing),
@@ -135,6 +144,9 @@ SABOTAGES = {
     "a slot that is loaded keeps its pending count": (ReplayLives, MtpMambaPool, "arrive_from_host", _nothing),
     "a slot that is loaded keeps its draft slot": (SlotsLives, MtpMambaPool, "arrive_from_host", _nothing),
     "slots are taken before they are brought back": (RewindLives, RewindPool, "catch_up", _nothing),
+    "windows come back from sleep as they are": (ReplayLives, MtpMambaPool, "renew", _nothing),
+    "draft slots come back from sleep as they are": (SlotsLives, MtpMambaPool, "renew", _nothing),
+    "a fold decays by weights of before": (ReplayLives, Mamba2Family, "fold", _decay_as_it_was),
     "the convolution stays behind a fold": (RewindLives, Window, "_fold_both", _without_the_convolution),
 }
 

@@ -3,9 +3,14 @@ every state.
 
 A hypothesis state machine admits requests (fresh, or on top of a cached prefix), drafts and commits random trees with
 random accept lengths over random subsets of the running requests, tracks, decodes plainly, forks, round-trips through
-the host, retracts, aborts, finishes and recycles slots and rows, as SGLang does; after every step a random slot's state
-must be the naive one. Every path that could leave a stale pending count, a wrong window position, an index into
-somebody else's draft slots, a stale layout bit or an unsettled slot is in here.
+the host, retracts, aborts, finishes and recycles slots and rows, sleeps and loads other weights, as SGLang does; after
+every step a random slot's state must be the naive one. Every path that could leave a stale pending count, a wrong
+window position, an index into somebody else's draft slots, a stale layout bit or an unsettled slot is in here.
+
+Mode ``snapshot`` lives none: it has no pool and no store of ours. Its slots, draft copies, snapshots and commit are
+SGLang's, whose call `hooks.step.commit` passes on as it comes, and nothing of ours outlives a forward. What is ours
+there decides about requests and lengths before SGLang acts (tests/hooks/test_radix_cache, tests/plugin/test_tracking,
+tests/backends/test_prefill); whole engines show that it decides right (tests/engine/test_equality, test_stress).
 
 `RANDOM_LIVES=5000` in the environment lives so many of each kind, of up to 40 steps, where 160 do in CI. How many
 steps they took is printed (``pytest -s``).
@@ -172,10 +177,7 @@ class Lives(RuleBasedStateMachine):
         """Begin with ``pool``, whatever its slots held before."""
         self.pool, self.store, self.backend = pool, pool.store, Backend(pool)
         pool.mamba_cache.temporal[:, 1:].normal_(generator=self.rng)
-        self.free_slots = list(range(1, SLOTS + 1))
-        self.free_rows = list(range(1, ROWS + 1))
-        self.running: list[Request] = []
-        self.cached: dict[int, State] = {}
+        self.begin_anew()
 
     #: whether a commit takes snapshots
     tracks = True
@@ -380,16 +382,30 @@ class Lives(RuleBasedStateMachine):
         self.free_slots += [request.track, request.slot] if self.pick(2) else [request.slot, request.track]
         self.release(request)
 
-    @rule()
-    def sleep(self) -> None:
-        """The memory is given back while nobody runs, with all that the cache holds, and comes back as garbage."""
+    @rule(asleep=st.booleans())
+    def sleep_or_load_other_weights(self, asleep: bool) -> None:
+        """While nobody runs, and the cache is flushed for it. Asleep the memory is given back, and comes back as
+        garbage. Weights are loaded in place, and the pool stays as it is."""
         if self.pick(8):
             return
-        for tensor in tensors_of(self.pool):
-            tensor.fill_(float("nan") if tensor.is_floating_point() else 0x7F)
-        self.pool.renew()
+        if asleep:
+            for tensor in tensors_of(self.pool):
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0x7F)
+            self.pool.renew()
+        else:
+            others = vars(type(self.model)(SIZES, self.rng))
+            for name, parameter in vars(self.model).items():
+                if isinstance(parameter, torch.Tensor):
+                    parameter.copy_(others[name])
+            if hasattr(self.pool, "queue"):
+                self.pool.queue.forget()  # as `RewindRequests.clear` does
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Nobody runs, nothing is cached: all slots and rows are free."""
         self.free_slots, self.free_rows = list(range(1, SLOTS + 1)), list(range(1, ROWS + 1))
-        self.running, self.cached = [], {}
+        self.running: list[Request] = []
+        self.cached: dict[int, State] = {}
 
     @precondition(lambda self: self.cached)
     @rule()
