@@ -188,12 +188,6 @@ COMMON: tuple[Decline, ...] = (
         "it is SGLang's own answer to the same problem (chains only) and allocates no buffers for the verify",
     ),
     _switched_on(
-        "--enable-int8-mamba-checkpoint",
-        "cached states lie in a pool of their own, and what comes back from there into a request's slot "
-        "(MambaCheckpointPool's load_to_active) does so without this plugin's knowledge, which takes it for the state "
-        "of the slot's last owner: tried, and answers of replay were wrong; states that are rewound do not go there",
-    ),
-    _switched_on(
         "--enable-unified-memory",
         "its pool is a class of SGLang's own (UnifiedMambaPool), cut out of the keys' and values' memory, with slots "
         "that move, and a mode's own pool cannot take its place; 0.5.17 refuses it with speculation itself",
@@ -222,11 +216,6 @@ COMMON: tuple[Decline, ...] = (
         "--enable-two-batch-overlap",
         "SGLang splits the layers of DeepSeek, MiMo and Qwen3-MoE in two, of no hybrid model, and with data-parallel "
         "attention ends with an error at the first batch that has state slots, in mode off too",
-    ),
-    _switched_on(
-        "--use-ray",
-        "SGLang loads no plugins in Ray's actors, and Ray runs something there for a whole job only, which nothing "
-        "here sets or checks: the schedulers would serve without this one",
     ),
     Decline(
         "--enable-hierarchical-cache",
@@ -268,8 +257,8 @@ COMMON: tuple[Decline, ...] = (
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
-        "it breaks at the linear layers, which then run outside of the graph on the batch of a prefill; only a GPU "
-        "could show that a verify survives that, and none has",
+        "SGLang's own backend does not capture these models with it: 0.5.23 ends at its start in mode off as well "
+        "(tried on a GPU), and where it breaks, at the linear layers, these run on the batch of a prefill",
         "use --cuda-graph-backend-decode full",
     ),
     Decline(

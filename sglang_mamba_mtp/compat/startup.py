@@ -217,6 +217,32 @@ def cache_params(model_config: Any) -> Any:
     return hybrid_arch.mambaish_config(model_config).mamba2_cache_params
 
 
+def checkpoint_bytes_of_a_slot(configurator: Any) -> int:
+    """Bytes of the int8 checkpoints that SGLang adds for a state slot, outside of the memory that it divides; 0 where
+    it keeps none, or a number of its own (``--int8-mamba-ckpt-size``)."""
+    args = resolved(configurator.server_args)
+    if not args.enable_int8_mamba_checkpoint or args.int8_mamba_ckpt_size:
+        return 0
+    pool = importlib.import_module("sglang.srt.mem_cache.mamba_checkpoint_pool").MambaCheckpointPool
+    params = cache_params(configurator.model_config)
+    heads, head_v_dim, head_k_dim = params.shape.temporal
+
+    def estimate(places: int) -> int:
+        sizes = pool.estimate_mem_usage_bytes(
+            num_layers=len(params.layers),
+            num_slots=places,
+            num_heads=heads,
+            head_v_dim=head_v_dim,
+            head_k_dim=head_k_dim,
+            conv_shapes=list(params.shape.conv),
+            conv_dtype=params.dtype.conv,
+            temporal_dtype=params.dtype.temporal,
+        )
+        return int(sizes["total"])
+
+    return estimate(2) - estimate(0)
+
+
 def largest_draft(server_args: Any) -> int:
     """The most draft nodes a verify may have, adaptive speculation included."""
     spec_utils = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")

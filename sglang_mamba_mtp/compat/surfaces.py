@@ -40,8 +40,10 @@ _KVC = f"{_SIZING}:KVCacheConfigurator"
 _POOLS = "sglang.srt.mem_cache.memory_pool"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_COMPONENT = "cache int8_ckpt_pool _commit_int8_checkpoint _free_mamba_value"
 _RADIX = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _HOST_COPIES = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller:HybridCacheController"
+_CHECKPOINTS = "sglang.srt.mem_cache.mamba_checkpoint_pool"
 _DECODE = "sglang.srt.disaggregation.decode"
 _CONTROLLER = "sglang.srt.managers.cache_controller"
 _STATES_TO_HOST = (
@@ -121,6 +123,12 @@ HOOKED: dict[str, Surface] = {
         f"params decls mamba_pool {_STATES_TO_HOST}".replace("use_mla", "use_mla qsa_pool").replace(
             "mamba_layer_mapping", "start_layer"
         ),
+    ),
+    "checkpoint_stored": _same(
+        f"{_CHECKPOINTS}:MambaCheckpointPool.store_from_active", "self active_mamba_pool active_slots ckpt_slots"
+    ),
+    "checkpoint_loaded": _same(
+        f"{_CHECKPOINTS}:MambaCheckpointPool.load_to_active", "self active_mamba_pool ckpt_slots active_slots"
     ),
     "back_up": _same(f"{_RADIX}._execute_and_commit_kv_backup", "self action write_back"),
     "slots_freed": _same(
@@ -250,6 +258,9 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.environ:Envs", "SGLANG_FLASHINFER_WORKSPACE_SIZE"),
     _read("sglang.srt.speculative.spec_info", "SpeculativeAlgorithm"),
     _read("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "NONE is_ngram from_string"),
+    # schedulers that are Ray's actors
+    _read("sglang.srt.ray.engine", "SchedulerActor"),
+    _read("sglang.srt.ray.scheduler_actor", "SchedulerActor"),
     # a server that is not started
     _read("sglang.srt.arg_groups.speculative_hook", "_handle_dflash"),
     _read(_SIZING, "KVCacheConfigurator"),
@@ -385,6 +396,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read(_RESULTS, "tree_cache"),
     _read(_RADIX, "enable_mamba_extra_buffer supports_mamba"),
     # copies to the host and back
+    _read(f"{_CHECKPOINTS}:MambaCheckpointPool", "estimate_mem_usage_bytes"),
     _read(_HOST_COPIES, "mem_pool_host write_queue load_queue ack_load_queue"),
     _read("sglang.srt.mem_cache.unified_cache.cache_action:BackupKV", "node_ids"),
     _first_of(
@@ -411,7 +423,8 @@ READ: tuple[tuple[Names, ...], ...] = (
         (f"{_SCHEDULE}:ReqKvInfo", "mamba_cow_src_index mamba_needs_clear"),
     ),
     _first_of(
-        (f"{_COMPONENTS}.mamba:MambaComponent", "cache"), (f"{_COMPONENTS}.mamba_component:MambaComponent", "cache")
+        (f"{_COMPONENTS}.mamba:MambaComponent", _COMPONENT),
+        (f"{_COMPONENTS}.mamba_component:MambaComponent", _COMPONENT),
     ),
     _first_of(
         (f"{_COMPONENTS}.mamba:MambaComponent", "_select_finished_checkpoint"),
@@ -471,6 +484,7 @@ ARGUMENTS: tuple[str, ...] = (
     "enable_hierarchical_cache",
     "disaggregation_mode",
     "disaggregation_decode_extra_slots",
+    "use_ray",
 )
 
 

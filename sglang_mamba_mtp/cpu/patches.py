@@ -96,6 +96,10 @@ def _nothing(*_args: object, **_kwargs: object) -> None:
     """Stands for a wait or a set-up step of a device that is not there."""
 
 
+def _no_device_to_set(_device: object) -> None:
+    """`_nothing` by a name of its own: torch.compile has rules of this function that are not those of `synchronize`."""
+
+
 def _fused_gate_sigmoid_mul_add(
     hidden_states: torch.Tensor, gate_weight: torch.Tensor, shared_output: torch.Tensor, final: torch.Tensor
 ) -> None:
@@ -346,6 +350,7 @@ def apply_all() -> list[str]:
     """Apply every patch, now or when its module comes. Returns `target: reason` lines."""
     for owner, name, new in (
         (torch.cuda, "synchronize", _nothing),
+        (torch.cuda, "set_device", _no_device_to_set),
         (torch.Tensor, "pin_memory", _unpinned),
         (torch.Tensor, "record_stream", _nothing),
         (torch, "get_device_module", functools.partial(_device_module, torch.get_device_module)),
@@ -357,6 +362,7 @@ def apply_all() -> list[str]:
     return [
         *lines,
         "torch.cuda.synchronize: no device to wait for",
+        "torch.cuda.set_device: a scheduler that is a Ray actor chooses one",
         f"torch.Tensor.pin_memory: {_NO_PIN}",
         "torch.Tensor.record_stream: refuses CPU streams; host memory needs no recording",
         "torch.get_device_module: without an argument it means CUDA in a CUDA build, and then initialises it",

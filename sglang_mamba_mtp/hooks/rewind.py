@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..compat import batches
 from ..state.rewind import RewindRequests
 
@@ -23,11 +25,12 @@ def offer_to_radix_cache(
     if not isinstance(requests, RewindRequests):
         return original(component, req, insert_params, token_ids_len, is_finished)
     if not is_finished:
-        insert_params.mamba_value, length = requests.give_snapshot(req)
+        slot, length = requests.give_snapshot(req)
+        insert_params.mamba_value = None if slot is None else _snapshot_as_cached(component, requests, slot)
         return length
     length = requests.length_within_reach(req, min(token_ids_len, batches.answered_length(req)))
     if length:
-        insert_params.mamba_value = requests.offer(req, length)
+        insert_params.mamba_value = _as_cached(component, requests.offer(req, length))
     return length
 
 
@@ -44,9 +47,32 @@ def after_the_offer(
     if not isinstance(requests, RewindRequests) or not is_finished:
         return original(component, req, is_finished, insert_result=insert_result, insert_params=insert_params)
     if insert_result is not None:
-        _insert_snapshot(component.cache, requests, req, insert_params)
+        _insert_snapshot(component, requests, req, insert_params)
     taken = insert_result is not None and not insert_result.mamba_exist
-    return requests.release(req, given=len(insert_params.key) if taken else None)
+    if not _in_int8(component):
+        return requests.release(req, given=len(insert_params.key) if taken else None)
+    if not taken and insert_params is not None and insert_params.mamba_value is not None:
+        component._free_mamba_value(insert_params.mamba_value)
+    return requests.release(req, given=None)
+
+
+def _in_int8(component: Any) -> bool:
+    """Whether the radix cache keeps its states in a pool of their own, and none of the requests' slots."""
+    return component.int8_ckpt_pool is not None
+
+
+def _as_cached(component: Any, slot: torch.Tensor) -> torch.Tensor:
+    """What the radix cache is given for the state in ``slot`` [1]: the slot, or where the int8 of it lies [1]."""
+    place: torch.Tensor = component._commit_int8_checkpoint(slot) if _in_int8(component) else slot
+    return place
+
+
+def _snapshot_as_cached(component: Any, requests: RewindRequests, slot: torch.Tensor) -> torch.Tensor:
+    """The same for a snapshot, whose slot nobody else holds."""
+    place = _as_cached(component, slot)
+    if _in_int8(component):
+        requests.mamba_allocator.free(slot)
+    return place
 
 
 def can_be_cut_back(original: Callable[..., bool], processor: Any, req: Any, result: Any, i: int) -> bool:
@@ -57,17 +83,18 @@ def can_be_cut_back(original: Callable[..., bool], processor: Any, req: Any, res
     return original(processor, req, result, i)
 
 
-def _insert_snapshot(cache: Any, requests: RewindRequests, req: Any, insert_params: Any) -> None:
+def _insert_snapshot(component: Any, requests: RewindRequests, req: Any, insert_params: Any) -> None:
     """The snapshot of a request that ended with its prefill: what shares a prefix with it will hit there, not at its
     end."""
     slot, length = requests.give_snapshot(req)
     if slot is None:
         return
-    if length < len(insert_params.key):
-        result = cache.insert(batches.insertion_of_a_prefix(insert_params, length, slot))
-        if not result.mamba_exist:
-            return
-    requests.mamba_allocator.free(slot)
+    if length >= len(insert_params.key):
+        requests.mamba_allocator.free(slot)
+        return
+    value = _snapshot_as_cached(component, requests, slot)
+    if component.cache.insert(batches.insertion_of_a_prefix(insert_params, length, value)).mamba_exist:
+        component._free_mamba_value(value)
 
 
 def track_nothing_in_a_verify(original: Callable[..., None], batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__, config, guards, modes
-from ..compat import attention, startup, surfaces, version
+from ..compat import attention, ray_actors, startup, surfaces, version
 from ..errors import MtpError
 from ..families.table import FAMILIES
 from ..metrics.facts import Facts, facts_of
@@ -21,7 +21,7 @@ from ..names import GDN, REWIND, SGLANG
 from ..state import rewind, sizing
 from ..state.arrivals import Arrivals
 from ..state.pools import MtpMambaPool
-from . import registry
+from . import actors, registry
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,37 @@ def refuse_early(result: None, server_args: Any) -> None:
             text = str(error)
             raise SystemExit(text if text.startswith("mamba-mtp") else f"mamba-mtp: {text}") from error
         raise
+
+
+def load_plugins_in_actors(result: None, server_args: Any) -> None:
+    """AFTER `ServerArgs.check_server_args`: where schedulers are Ray's actors and this mode serves them, let them load
+    the plugin. It comes behind `refuse_early`.
+
+    Raises
+        MtpError: the arguments were resolved before the plugin was loaded here, as `RayEngine` does up to 0.5.18.
+    """
+    if not ray_actors.are_to_come(server_args):
+        return
+    model = None if modes.current().stock else startup.model_config(server_args)
+    serving = None if model is None else _decide(model, server_args)
+    if serving is None or serving.family is None:
+        actors.choose(ours=False)
+        return
+    if _resolved_without_us(server_args, serving):
+        raise MtpError(
+            "mamba-mtp: SGLang resolved its arguments before it loaded the plugin, and decided what "
+            "the plugin decides; call sglang.srt.plugins.load_plugins() before the engine is made"
+        )
+    actors.choose(ours=True)
+
+
+def _resolved_without_us(server_args: Any, serving: Serving) -> bool:
+    """Whether the arguments are such as `ngram_drafts_trees` and `verify_with_ours` leave none."""
+    args = startup.resolved(server_args)
+    if str(args.speculative_algorithm).upper() == "NGRAM" and args.speculative_eagle_topk == 1:
+        return True
+    derived = startup.derived_verify_backend(server_args) not in (None, "triton")
+    return derived and serving.family == GDN and serving.mode.pool is not None
 
 
 def ngram_drafts_trees(original: Callable[[Any], None], server_args: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..modes import MODES
-from . import flags, host_tier, observe, radix_cache, rewind, sleep, startup, step, transfer
+from . import checkpoints, flags, host_tier, observe, radix_cache, rewind, sleep, startup, step, transfer
 from .registry import Hook
 
 #: Modes in which SGLang does not serve unchanged.
@@ -17,6 +17,7 @@ REWINDS = frozenset(name for name, mode in MODES.items() if mode.rewinds)
 TABLE: tuple[Hook, ...] = (
     *flags.HOOKS,
     Hook("check_server_args", "AFTER", startup.refuse_early, OURS, "decline before anything is started"),
+    Hook("check_server_args", "AFTER", startup.load_plugins_in_actors, OURS, "Ray's actors load plugins too"),
     Hook("handle_ngram", "AROUND", startup.ngram_drafts_trees, OURS, "NGRAM at breadth 1 still drafts trees"),
     Hook("track_entry", "AFTER", rewind.track_where_there_is_a_slot, REWINDS, "a prefill without a snapshot slot"),
     Hook("handle_linear_attn", "AFTER", startup.verify_with_ours, OWN_POOL, "FlashInfer's verify is not derived"),
@@ -52,6 +53,8 @@ TABLE: tuple[Hook, ...] = (
     Hook("states_leave", "BEFORE", host_tier.states_leave, OWN_POOL, "a state goes to the host with all its tokens"),
     Hook("states_arrive", "AROUND", host_tier.states_arrive, OWN_POOL, "and what was known of its slot is forgotten"),
     Hook("host_pools", "AROUND", host_tier.copy_every_layer, OURS, "layers are copied by number, not by count"),
+    Hook("checkpoint_stored", "AROUND", checkpoints.state_is_quantised, OWN_POOL, "int8 is made of all its tokens"),
+    Hook("checkpoint_loaded", "BEFORE", checkpoints.state_is_loaded, OWN_POOL, "and loaded into a slot that forgets"),
     Hook("back_up", "AROUND", host_tier.back_up, OURS, "no more on the way to the host than slots can be spared"),
     Hook("load_back", "AROUND", host_tier.load_back, OURS, "a prefill behind a state that could not be loaded"),
     Hook("slots_freed", "BEFORE", transfer.slots_are_freed, OWN_POOL, "its last verify may still be at work"),

@@ -203,11 +203,19 @@ class MtpMambaPool(MambaPool):
         super().clear_slots(indices)
         self.overwritten_by_sglang(indices)
 
+    @contextlib.contextmanager
+    def read_by_sglang(self, slots: torch.Tensor) -> Iterator[None]:
+        """SGLang reads the bytes of ``slots`` [n] on the current stream: they are the whole state, as its own kernels
+        read it, and no later forward writes them before."""
+        with self._in_order():
+            self.settle_for_sglang(slots)
+            yield
+
     def leave_for_host(self, slots: torch.Tensor) -> None:
         """The bytes of ``slots`` [n] are about to be copied to the host, behind what the current stream has been given:
         they are to be the whole state, as SGLang's kernels read it."""
-        with self._in_order():
-            self.settle_for_sglang(slots)
+        with self.read_by_sglang(slots):
+            pass
 
     def arrive_from_host(self, slots: torch.Tensor) -> None:
         """States are about to be copied from the host into ``slots`` [n], behind what the current stream is given; or

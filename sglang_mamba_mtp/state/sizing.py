@@ -8,6 +8,9 @@ with K slots, s bytes a slot, w what a row holds, R requests asked for and `rati
 
 is solved for the largest K; the one slot and the one row more are padding. The bytes saved become state slots, or KV
 cache where the number of slots is fixed (by the user, or by --disable-radix-cache).
+
+With --enable-int8-mamba-checkpoint SGLang adds two places in int8 for every slot, from the memory that it leaves free.
+Places of more slots than it would have had are counted with the slots, so that no more is taken from there.
 """
 
 from __future__ import annotations
@@ -120,12 +123,20 @@ def size_with(
         rest = original(configurator, total_rest_memory)
     slots = stock_slots = startup.schedule().max_mamba_cache_size
     state = (total_rest_memory - rest) * GIB / (slots + 1)
+    more_places = 0
     if automatic:
         share = startup.schedule().mamba_full_memory_ratio
         budget = total_rest_memory * GIB * share / (1 + share)
         drafts = state * nodes
         stock_slots = max(0, int((budget - state - drafts) // (state + drafts / stock_ratio)))
-        slots = slots_that_fit(budget - row * arriving, state=state, row=row, requests=requests, ratio=ratio)
+        places = startup.checkpoint_bytes_of_a_slot(configurator)
+        slots = slots_that_fit(
+            budget - row * arriving + places * (stock_slots + 1),
+            state=state + places,
+            row=row,
+            requests=requests,
+            ratio=ratio,
+        )
         if slots < ratio:
             raise RuntimeError(
                 f"mamba-mtp: {budget / GIB:.2f} GiB for recurrent states hold no request: a slot takes "
@@ -133,12 +144,13 @@ def size_with(
                 f"Raise --mem-fraction-static or --mamba-full-memory-ratio, or lower {holding.remedy}."
             )
         startup.set_state_slots(slots)
+        more_places = places * max(0, slots - stock_slots)
     held = row * (min(requests, slots // ratio) + arriving + 1)
     stock_states = int(state * nodes * (min(requests, stock_slots // stock_ratio) + arriving + 1))
     global last
     last = Sizing(slots, holding.what, held, stock_slots, stock_states)
     logger.debug(last.message())
-    return total_rest_memory - ((slots + 1) * state + held) / GIB
+    return total_rest_memory - ((slots + 1) * state + held + more_places) / GIB
 
 
 def slots_that_fit(budget: float, *, state: float, row: int, requests: int, ratio: int) -> int:

@@ -126,14 +126,19 @@ JOBS: dict[str, Job] = {
     "parts": _tests("-m", "gpu", "tests/backends", "tests/state", "tests/hooks", engines=1),
     "quick": _tests("-m", "gpu", _ENGINE, "-k", "not two_ranks", engines=ALL_AT_ONCE),
     "adaptive": _tests("-m", "gpu", _ENGINE, "-k", "adaptive or lazy", engines=ALL_AT_ONCE),
+    "int8": _tests("-m", "gpu", "tests/engine/test_int8_checkpoints.py", engines=4),
     "reload": _tests("-m", "gpu", "tests/engine/test_reload.py"),
     "flashinfer": _tests("-m", "gpu", _ENGINE, "-k", "flashinfer", engines=ALL_AT_ONCE),
     "wide-states": _tests("-m", "gpu", _ENGINE, "-k", "test_wide", engines=ALL_AT_ONCE),
     **{f"warm_up-{family}": _tests("-m", "gpu", "tests/engine/test_warm_up.py", "-k", family) for family in FAMILIES},
     "faults": _tests("tests/faults", "-k", "scheduler"),
+    # In two, since all engines of one come before the first of its tests.
     **{
-        f"slow-{family}": _tests("-m", "gpu and slow", _ENGINE, "-k", f"float32 and {family}", engines=ALL_AT_ONCE)
+        f"slow-{family}-{part}": _tests(
+            "-m", "gpu and slow", _ENGINE, "-k", f"float32 and {family} and {modes}", engines=ALL_AT_ONCE
+        )
         for family in FAMILIES
+        for part, modes in (("replay", "replay"), ("others", "not replay"))
     },
     "sanitize": Job(
         (

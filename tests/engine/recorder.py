@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .host import HostWatch
-from .states import Prefix, Record, as_prefix, name_of, read_given, read_state
+from .states import Prefix, Record, State, as_prefix, name_of, read_given, read_int8, read_state
 
 
 def slot_of(req: Any) -> torch.Tensor | None:
@@ -56,7 +56,8 @@ class Recorder:
         for name in ("cache_finished_req", "cache_unfinished_req", "checkpoint"):  # 0.5.23 has the last one only
             if hasattr(tree, name):
                 setattr(tree, name, self._wrap_cache(name, getattr(tree, name)))
-        allocator = scheduler.req_to_token_pool.mamba_allocator
+        self._int8 = scheduler.req_to_token_pool.mamba_ckpt_pool
+        allocator = self._int8.allocator if self._int8 else scheduler.req_to_token_pool.mamba_allocator
         allocator.free = self._wrap_free(allocator.free)
         allocator.clear = self._wrap_clear(allocator.clear)
         self.host = HostWatch(scheduler, self)
@@ -161,8 +162,12 @@ class Recorder:
     def _read_inserted(self) -> None:
         """What the radix cache was given, once it is known in which state."""
         for slot, where, prefix in self._inserted:
-            self.records.append(Record("insert", where, prefix, read_given(self.pool, slot)))
+            self.records.append(Record("insert", where, prefix, self._cached(slot)))
         self._inserted.clear()
+
+    def _cached(self, slot: torch.Tensor) -> State:
+        """What the radix cache has in ``slot``: one of the pool, or of SGLang's pool of int8 states."""
+        return read_given(self.pool, slot) if self._int8 is None else read_int8(self._int8, slot)
 
     def own(self, slot: int, prefix: Prefix) -> None:
         """The radix cache owns ``slot`` from now on, as the state after ``prefix``."""
@@ -198,5 +203,5 @@ class Recorder:
         if device.type == "cuda":  # an overlapped extra step may still run
             torch.cuda.synchronize(device)
         for slot, prefix in sorted(self.owned.items()):
-            state = read_given(self.pool, torch.tensor([slot], device=device))
+            state = self._cached(torch.tensor([slot], device=device))
             self.records.append(Record("radix", f"slot {slot} {self._given.get(slot, '')} at the end", prefix, state))

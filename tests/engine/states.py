@@ -121,6 +121,13 @@ def read_given(pool: Any, slot: torch.Tensor) -> State:
         return _read(pool, slot)[0]
 
 
+def read_int8(checkpoints: Any, slot: torch.Tensor) -> State:
+    """What SGLang's `MambaCheckpointPool` makes of a state that it keeps in int8."""
+    slot = slot.to(torch.int64).reshape(-1)
+    temporal = checkpoints.temporal.load(slot, torch.float32)[:, 0].cpu()
+    return State(temporal, tuple(conv[:, slot[0]].float().cpu() for conv in checkpoints.conv))
+
+
 @contextlib.contextmanager
 def _nothing_at_work(device: torch.device) -> Iterator[None]:
     """With overlap a forward may be at work on the very slots that are read: on either side of this none is."""

@@ -38,6 +38,7 @@ class Sizing:
         radix: bool = True,
         nodes: int = NODES,
         arriving: int = 0,
+        places: int = 0,
     ):
         from sglang.srt.mem_cache import kv_cache_configurator
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -61,6 +62,7 @@ class Sizing:
         monkeypatch.setattr(startup, "cache_params", lambda model_config: PARAMS)
         monkeypatch.setattr(startup, "largest_draft", lambda server_args: nodes)
         monkeypatch.setattr(startup, "rows_in_transfer", lambda server_args: arriving)
+        monkeypatch.setattr(startup, "checkpoint_bytes_of_a_slot", lambda configurator: places)
         self.configurator = SimpleNamespace(
             mambaish_config=SimpleNamespace(mamba2_cache_params=PARAMS),
             ps=SimpleNamespace(attn_dp_size=1, pp_size=1),
@@ -113,6 +115,24 @@ def test_slots_fill_the_pools_share(holding: Holding, requests: int, monkeypatch
     assert allocated(holding, slots, requests) <= budget < allocated(holding, slots + 1, requests)
     assert rest == pytest.approx(16.0 - allocated(holding, slots, requests) / GIB, abs=1e-6)
     assert slots > (stock_slots if holding is DRAFT_SLOTS else 2 * stock_slots)
+
+
+@BOTH
+@pytest.mark.parametrize("requests", [4, 64, 1024])
+def test_int8_checkpoints_take_no_more_than_they_would(
+    holding: Holding, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang adds two places a slot, from memory that it leaves free: those of more slots come out of the share."""
+    places = STATE // 2 + 4096
+    stock_slots, _ = Sizing(monkeypatch, requests=requests).stock(16.0)
+    slots, rest = Sizing(monkeypatch, requests=requests, places=places).ours(holding, 16.0)
+    budget = 16 * GIB * 0.9 / 1.9
+
+    def taken(slots: int) -> float:
+        return allocated(holding, slots, requests) + places * max(0, slots - stock_slots)
+
+    assert stock_slots <= slots and taken(slots) <= budget < taken(slots + 1)
+    assert rest == pytest.approx(16.0 - taken(slots) / GIB, abs=1e-6)
 
 
 @BOTH
