@@ -257,8 +257,8 @@ COMMON: tuple[Decline, ...] = (
         "--cuda-graph-backend-decode",
         _decode_graph_backend,
         lambda backend: backend.rpartition(".")[2].lower() == "breakable",
-        "SGLang's own backend does not capture these models with it: 0.5.23 ends at its start in mode off as well "
-        "(tried on a GPU), and where it breaks, at the linear layers, these run on the batch of a prefill",
+        "SGLang's own backend does not capture these models: the server ends at its start in mode off as well, with "
+        "0.5.17 and 0.5.23 (tried on a GPU); where it breaks, at the linear layers, these run on a prefill's batch",
         "use --cuda-graph-backend-decode full",
     ),
     Decline(

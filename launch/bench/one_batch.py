@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from mtp_bench import shapes  # noqa: E402 - the path first
 from mtp_bench.options import SHAPES, default_device, shape_names  # noqa: E402
 from mtp_bench.record import write_whole  # noqa: E402
 from mtp_demo import machine  # noqa: E402
+from mtp_demo.server import with_byte_code  # noqa: E402
 
 MODES = ("off", "replay")
 #: What is compared, in seconds.
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, mode: str) -> list[dict[str, float]]:
     Raises
         Failed: it ended without figures. What it printed last is in the message.
     """
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("SGLANG_MAMBA_MTP")}
+    environment = {name: text for name, text in with_byte_code().items() if not name.startswith("SGLANG_MAMBA_MTP")}
     with tempfile.TemporaryDirectory(prefix="one-batch-") as folder:
         results, log = Path(folder, "results.jsonl"), Path(folder, "log")
         with log.open("w") as output:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(1, str(ROOT / "launch" / "demo"))
 
 from mtp_demo import plugin_site  # noqa: E402 - the path first
-from mtp_demo.server import die_with_parent  # noqa: E402
+from mtp_demo.server import die_with_parent, with_byte_code  # noqa: E402
 
 ENDING = 12.0
 """Seconds before the limit at which what runs is ended."""
@@ -209,7 +209,7 @@ def prepared() -> Iterator[dict[str, str]]:
         command.write_text(f"#!{sys.executable}\nfrom sglang.cli.main import main\n\nmain()\n")
         command.chmod(0o755)
         packages = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-        yield os.environ | {
+        yield with_byte_code() | {
             "PYTHONPATH": os.pathsep.join(packages),
             "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), str(commands)]),
         }

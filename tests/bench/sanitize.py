@@ -43,7 +43,7 @@ import sanitizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(1, str(ROOT / "launch" / "demo"))
 
-from mtp_demo.server import die_with_parent  # noqa: E402 - the path first
+from mtp_demo.server import die_with_parent, with_byte_code  # noqa: E402 - the path first
 
 LEFT_OUT = re.compile(
     r"reference|mutation|sabotage|wrong|noticed|_seen|on_purpose|drift|4096|thousand|errors_name|ops_for"
@@ -117,7 +117,7 @@ class Machine:
         if not (packages / "mamba_mtp_kernels").exists():
             (packages / "mamba_mtp_kernels").symlink_to(ROOT / "kernels")
         path = os.pathsep.join([str(ROOT), str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        self.environment = {**with_byte_code(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
         self.gpus = [str(number) for number in range(listing.count("GPU "))]
 

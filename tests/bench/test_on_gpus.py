@@ -94,16 +94,17 @@ def test_a_job_names_files_that_are_there(name):
 
 
 def test_jobs_find_the_plugin_and_a_command_and_leave_their_logs(tmp_path, monkeypatch):
-    code = "import shutil, sglang_mamba_mtp as ours; print(ours.__path__);"
+    code = "import shutil, sys, sglang_mamba_mtp as ours; print(ours.__path__, sys.dont_write_bytecode);"
     jobs = {"finds": python(f"{code} print(shutil.which('sglang'))")}
     monkeypatch.setattr(on_gpus, "JOBS", jobs)
     monkeypatch.setattr(on_gpus, "gpus_here", lambda: ["0"])
     monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     pack = tmp_path / "logs.tar.gz"
     assert on_gpus.main(["--out", str(tmp_path / "logs"), "--pack", str(pack)]) == 0
     with tarfile.open(pack) as archive:
         told = archive.extractfile("logs/finds.log").read().decode()
-    assert "sglang_mamba_mtp" in told and told.rstrip().endswith("/sglang")
+    assert "sglang_mamba_mtp'] False" in told and told.rstrip().endswith("/sglang")
 
 
 def test_jobs_begin_in_the_order_they_are_named(tmp_path, monkeypatch):
