@@ -60,7 +60,7 @@ def advice(forked):
     return ask
 
 
-def serve(model: Path, way: str, radix: str = "extra_buffer", **draft) -> dict:
+def serve(model: Path, way: str, radix: str | None = "extra_buffer", **draft) -> dict:
     """Slots, requests and tokens of a scheduler that finds `MEMORY` GiB, less its weights; ``draft``: fields of its
     `EngineSpec`."""
     from sglang.srt.mem_cache import kv_cache_configurator as module
@@ -81,7 +81,7 @@ def serve(model: Path, way: str, radix: str = "extra_buffer", **draft) -> dict:
         model=str(model),
         **({"spec": None if way == "no speculation" else "NEXTN", "steps": NODES - 1, "draft_tokens": NODES} | draft),
         radix=radix,
-        overlap=True,
+        overlap=radix != "no_buffer",
         max_running_requests=64,
         extra={
             **dict.fromkeys(by_hand),
@@ -98,18 +98,42 @@ def serve(model: Path, way: str, radix: str = "extra_buffer", **draft) -> dict:
     }
 
 
+QUICK = {
+    ("gdn", "replay", "no_buffer"),
+    ("mamba2", "slots", "extra_buffer_lazy"),
+    ("gdn", "no speculation", "no_buffer"),
+    ("mamba2", "SGLang's verify", "none"),
+}
+"""Of the strategies that are not SGLang's choice."""
+
+
+def _cells() -> list:
+    cells = [
+        (family, way, strategy)
+        for family in FAMILIES
+        for way in WAYS
+        for strategy in ("extra_buffer", "no_buffer", "extra_buffer_lazy", "none")
+    ]
+    quick = {cell for cell in cells if cell[2] == "extra_buffer"} | QUICK
+    return [pytest.param(*cell, marks=() if cell in quick else pytest.mark.slow) for cell in cells]
+
+
 @pytest.mark.in_turn
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_server_has_what_was_advised(forked, advice, family, way):
+@pytest.mark.parametrize("family, way, strategy", _cells())
+def test_a_server_has_what_was_advised(forked, advice, family, way, strategy):
+    radix = None if strategy == "none" else strategy
     result = forked(
-        lambda: print("served:", json.dumps(serve(FAMILIES[family], way))),
+        lambda: print("served:", json.dumps(serve(FAMILIES[family], way, radix))),
         SGLANG_MAMBA_MTP_MODE=WAYS[way],
         **{CONV_DTYPE: "float32"},
     )
+    (row,) = [row for row in advice(family, strategy)["rows"] if row["way"] == way]
+    if row["why"]:  # without a radix cache SGLang has slots for as many requests as are asked for, or ends
+        assert strategy == "none" and "nothing is left for the KV cache" in row["why"]
+        assert result.code != 0 and "memory" in result.output.strip().splitlines()[-1]
+        return
     assert result.code == 0, result.output[-3000:]
     served = told(result.output, "served: ")
-    (row,) = [row for row in advice(family)["rows"] if row["way"] == way]
     assert served == {name: row[name] for name in served}
     assert row["requests"] > 1
 
