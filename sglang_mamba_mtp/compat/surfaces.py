@@ -395,8 +395,9 @@ READ: tuple[tuple[Names, ...], ...] = (
     ),
     _read(_RESULTS, "tree_cache"),
     _read(_RADIX, "enable_mamba_extra_buffer supports_mamba"),
-    # copies to the host and back
+    # states in int8
     _read(f"{_CHECKPOINTS}:MambaCheckpointPool", "estimate_mem_usage_bytes"),
+    # copies to the host and back
     _read(_HOST_COPIES, "mem_pool_host write_queue load_queue ack_load_queue"),
     _read("sglang.srt.mem_cache.unified_cache.cache_action:BackupKV", "node_ids"),
     _first_of(

@@ -193,6 +193,20 @@ def run_all(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int)
         return list(threads.map(one, jobs))
 
 
+def all_run(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int) -> list[Result]:
+    """As `run_all`, of engines each of which is needed.
+
+    Raises
+        EngineError: of the first that failed.
+    """
+    results = []
+    for result in run_all(jobs, at_once):
+        if isinstance(result, EngineError):
+            raise result
+        results.append(result)
+    return results
+
+
 def _report(spec: EngineSpec, what: str, log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else ["(no log)"]
     return f"engine {spec.label}: {what}\n--- last lines of its log ---\n" + "\n".join(lines[-LOG_TAIL:])
@@ -201,11 +215,7 @@ def _report(spec: EngineSpec, what: str, log: Path) -> str:
 def run_beside_plain(jobs: Sequence[tuple[EngineSpec, Sequence[Scenario]]], at_once: int = 4) -> list[Result]:
     """Run engines on a GPU and at the same time the plain engine of each, whose runs `baseline` knows from then on."""
     plain = {plain_spec(spec).key(): (plain_spec(spec), todo) for spec, todo in jobs}
-    results = run_all([*jobs, *plain.values()], at_once)
-    for result in results:
-        if isinstance(result, EngineError):
-            raise result
-    found = [result for result in results if isinstance(result, Result)]
+    found = all_run([*jobs, *plain.values()], at_once)
     for (_, todo), result in zip(plain.values(), found[len(jobs) :], strict=True):
         remember(result, todo)
     return found[: len(jobs)]

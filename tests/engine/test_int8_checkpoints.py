@@ -12,7 +12,7 @@ import dataclasses
 import pytest
 
 from . import rounding, scenarios
-from .harness import EngineError, plain_spec, reference_states, run, run_all
+from .harness import all_run, plain_spec, reference_states, run
 from .matrix import FAMILIES, Case, caches
 from .scenario import Scenario
 from .spec import EngineSpec, Result
@@ -81,10 +81,7 @@ def test_on_a_gpu(family, checkpoint):
     ]
     changes = {"device": "cuda", "record_live": False, "timeout": 400.0, "extra": INT8}
     specs = [case.spec(checkpoint(family), **changes) for case in cases]
-    plain, in_int8, *results = run_all([(each, todo) for each in (*_plain_ones(specs[0]), *specs)], at_once=4)
-    for each in (plain, in_int8, *results):
-        if isinstance(each, EngineError):
-            raise each
+    plain, in_int8, *results = all_run([(each, todo) for each in (*_plain_ones(specs[0]), *specs)], at_once=4)
     for result in results:
         assert result.graphs > 0
         _check(result, plain, in_int8)

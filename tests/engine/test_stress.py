@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import pytest
 
 from . import feeder, logprobs, stress
-from .harness import EngineError, baseline, check_equal, part, plain_spec, remember, run, run_all
+from .gpu_engines import VERSION
+from .harness import EngineError, all_run, baseline, check_equal, part, plain_spec, remember, run
 from .matrix import FAMILIES, FEW_SLOTS, IN_FULL, MIXED, Case, caches
 from .scenario import Scenario
 from .spec import EngineSpec, Result
-
-SGLANG = tuple(int(number) for number in version("sglang").split(".")[:3])
 
 CASES = {
     "gdn": Case("gdn", "nextn-tree", "extra_buffer-overlap", "replay"),
@@ -46,7 +44,7 @@ class Load:
         their batches."""
         model = checkpoint(case.family)
         # 0.5.17 ends where NGRAM is told to load weights, which it has none of
-        loads = case.algorithm.startswith("nextn") or SGLANG > (0, 5, 17)
+        loads = case.algorithm.startswith("nextn") or VERSION > (0, 5, 17)
         todo = stress.operated(waves, (model, others(case.family)) if loads else None)
         extra = {"enable_memory_saver": True} | (MIXED if mixed else {})
         return cls(case.spec(model, device=device, extra=extra, **{**FEW_SLOTS[case.cache], **changes}), todo)
@@ -62,10 +60,7 @@ class Load:
     def run_beside_plain(self) -> Result:
         """On a GPU, where engines begin together."""
         plain = self.plain()
-        result, *found = run_all([(self.spec, self.todo), *plain], at_once=1 + len(plain))
-        for each in (result, *found):
-            if isinstance(each, EngineError):
-                raise each
+        result, *found = all_run([(self.spec, self.todo), *plain], at_once=1 + len(plain))
         for (_, waves), each in zip(plain, found, strict=True):
             remember(each, waves)
         return result
@@ -100,7 +95,7 @@ def _check_met(result: Result, wanted: Mapping) -> None:
 
 def _check_operated(result: Result, load: Load) -> None:
     paused = {how for how, running in result.paused if running > 1}
-    beside_waiting = SGLANG > (0, 5, 17) and any(wave.in_pauses for wave in load.todo)
+    beside_waiting = VERSION > (0, 5, 17) and any(wave.in_pauses for wave in load.todo)
     assert {*stress.PAUSES} - {"retract"} <= paused and paused & {"retract", feeder.ASLEEP}, f"paused: {result.paused}"
     assert (feeder.ASLEEP in paused) == beside_waiting, f"paused: {result.paused}"
     ours = load.spec.mode != "snapshot"
@@ -109,7 +104,7 @@ def _check_operated(result: Result, load: Load) -> None:
         assert kept == [], "memory that a sleep does not give back"
     if load.spec.extra.get("enable_mixed_chunk"):
         # Up to 0.5.18 SGLang turns mixed chunks off under speculation.
-        assert (result.ended_as_tails > 0) == (SGLANG > (0, 5, 18)), f"{result.ended_as_tails} tails of prefills"
+        assert (result.ended_as_tails > 0) == (VERSION > (0, 5, 18)), f"{result.ended_as_tails} tails of prefills"
 
 
 def _short(case: Case, checkpoint, others, **changes) -> Load:
