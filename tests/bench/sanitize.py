@@ -1,4 +1,4 @@
-"""compute-sanitizer's tools over the kernel tests, in many processes at once, on all GPUs of a machine.
+"""compute-sanitizer's tools over the kernel tests, in many processes at once, on all GPUs that it may see.
 
     python tests/bench/sanitize.py                                  # every kernel test, 8 minutes a tool at most
     python tests/bench/sanitize.py --quick --limit 90               # real sizes of every kernel, about 6 minutes in all
@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sanitizer
+from on_gpus import gpus_here
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(1, str(ROOT / "launch" / "demo"))
@@ -118,9 +119,9 @@ class Machine:
             (packages / "mamba_mtp_kernels").symlink_to(ROOT / "kernels")
         path = os.pathsep.join([str(ROOT), str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = {**with_byte_code(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-        self.gpus = [str(number) for number in range(listing.count("GPU "))]
-
+        self.gpus = gpus_here()
+        if not self.gpus:
+            sys.exit("sanitize.py: no GPU: nvidia-smi lists none, or CUDA_VISIBLE_DEVICES leaves none")
         self.excludes = self._excludes()
 
     def _excludes(self) -> bool:
