@@ -142,6 +142,7 @@ HOOKED: dict[str, Surface] = {
     "mixed": _same(f"{_SCHEDULE}:ScheduleBatch.mix_with_running", "self running_batch"),
     "run_batch": _same("sglang.srt.managers.scheduler:Scheduler.run_batch", "self batch pp_proxy_tensors"),
     "load_back": _same(f"{_RADIX}.load_back", "self node_id mem_quota req"),
+    "release_memory": _same(f"{_UPDATER}.release_memory_occupation", "self recv_req"),
     "resume_memory": _same(f"{_UPDATER}.resume_memory_occupation", "self recv_req"),
     "log_stats": _same("sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats", "self stats"),
     "internal_state": _same("sglang.srt.managers.scheduler:Scheduler.get_internal_state", "self recv_req"),
@@ -297,6 +298,7 @@ READ: tuple[tuple[Names, ...], ...] = (
     _read("sglang.srt.constants", "GPU_MEMORY_TYPE_KV_CACHE"),
     _read("sglang.srt.utils.torch_memory_saver_adapter:TorchMemorySaverAdapter", "region"),
     _read(_UPDATER, "tp_worker"),
+    _read("sglang.srt.managers.io_struct:ReleaseMemoryOccupationReqInput", "tags"),
     _read("sglang.srt.managers.io_struct:ResumeMemoryOccupationReqInput", "tags"),
     # backends
     _read(

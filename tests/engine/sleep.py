@@ -1,7 +1,7 @@
 """SGLang's sleep mode: memory that a server gives back while it is idle and takes again, contents lost.
 
 On a CPU there is no torch_memory_saver, so `MemorySaver` stands in for SGLang's adapter of it: it notes what is
-allocated in a region, and from the moment the region is paused its tensors hold garbage. Nobody may write to them
+allocated in a region, and from the moment the region is paused its tensors hold garbage. Nobody may read or write them
 before it is resumed, which on a GPU would be an access to memory that is not there.
 """
 
@@ -37,6 +37,21 @@ class _Allocations(TorchDispatchMode):
         return out
 
 
+class _NoAccess(TorchDispatchMode):
+    """Raises where an operation is given memory that was given back, but for those that only look at its shape."""
+
+    def __init__(self, gone: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._gone = gone
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            for tensor in tensors_in((args, kwargs or {})):
+                if tensor.numel() and address(tensor) in self._gone:
+                    raise AssertionError(f"{function} is given memory that was given back: {tuple(tensor.shape)}")
+        return function(*args, **(kwargs or {}))
+
+
 class MemorySaver:
     """What `TorchMemorySaverAdapter.create` returns here, one for the whole process."""
 
@@ -45,6 +60,7 @@ class MemorySaver:
     def __init__(self) -> None:
         self._regions: dict[str, dict[int, torch.Tensor]] = {}
         self.released: list[str] = []
+        self._watched: dict[str, _NoAccess] = {}
 
     def install(self) -> None:
         """Be what SGLang's pools and its scheduler are given; call before they are built."""
@@ -66,8 +82,11 @@ class MemorySaver:
         self.released.append(tag)
         for tensor in self._regions[tag].values():
             bytes_of(tensor).fill_(GARBAGE[tensor.is_floating_point()])
+        self._watched[tag] = _NoAccess(self._regions[tag])
+        self._watched[tag].__enter__()
 
     def resume(self, tag: str) -> None:
+        self._watched.pop(tag).__exit__(None, None, None)
         for tensor in self._regions[tag].values():
             if not bool((bytes_of(tensor) == GARBAGE[tensor.is_floating_point()]).all()):
                 raise AssertionError(f"somebody wrote to memory given back: {tensor.dtype} {tuple(tensor.shape)}")

@@ -1,4 +1,4 @@
-"""Which kinds of memory that come back from sleep concern the pool."""
+"""Which kinds of memory that are given back and taken again concern the pool."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from sglang_mamba_mtp.hooks import sleep
 
+TAGS = [
+    (None, True),
+    ([], True),
+    (["kv_cache"], True),
+    (["weights", "kv_cache"], True),
+    (["weights", "cuda_graph"], False),
+]
 
-@pytest.mark.parametrize(
-    ("tags", "renewed"),
-    [
-        (None, True),
-        ([], True),
-        (["kv_cache"], True),
-        (["weights", "kv_cache"], True),
-        (["weights", "cuda_graph"], False),
-    ],
-)
-def test_what_came_back(sglang, tags, renewed):
+
+def updater_of(pool) -> SimpleNamespace:
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=pool)))
+
+
+@pytest.fixture
+def pool(sglang):
     from sglang_mamba_mtp.state.pools import ReplayPool
 
-    pool = mock.create_autospec(ReplayPool, instance=True, device="cpu")
-    runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(mamba_pool=pool))
-    sleep.wake("result", SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner)), SimpleNamespace(tags=tags))
+    return mock.create_autospec(ReplayPool, instance=True, device="cpu")
+
+
+@pytest.mark.parametrize(("tags", "renewed"), TAGS)
+def test_what_came_back(pool, tags, renewed):
+    sleep.wake("result", updater_of(SimpleNamespace(mamba_pool=pool)), SimpleNamespace(tags=tags))
     assert pool.renew.called == renewed
+
+
+@pytest.mark.parametrize(("tags", "waited"), TAGS)
+def test_what_is_given_back_is_waited_for(pool, tags, waited, monkeypatch):
+    done = mock.Mock()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=done))
+    sleep.fall_asleep(updater_of(SimpleNamespace(mamba_pool=pool)), SimpleNamespace(tags=tags))
+    assert done.called == waited
 
 
 def test_other_pools_are_left_alone(sglang):
     """Dense models, and models that the mode has no backend for."""
     for pool in (SimpleNamespace(), SimpleNamespace(mamba_pool=SimpleNamespace())):
-        updater = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=pool)))
-        assert sleep.wake("result", updater, SimpleNamespace(tags=None)) is None
+        assert sleep.fall_asleep(updater_of(pool), SimpleNamespace(tags=None)) is None
+        assert sleep.wake("result", updater_of(pool), SimpleNamespace(tags=None)) is None
