@@ -61,6 +61,23 @@ def test_a_server_and_its_loads(tmp_path):
     assert not processes_of(tmp_path)
 
 
+def test_every_way_to_serve(tmp_path):
+    """What README's line measures, with less of each: all modes that there are on a CPU, one server after the other."""
+    flags = ["--concurrency", "2", "--accept", "3", "--output-len", "24", "--max-running-requests", "3", "--no-plots"]
+    told = subprocess.run(command(tmp_path, *flags), cwd=ROOT, capture_output=True, text=True, timeout=5 * START)
+    assert told.returncode == 0, told.stdout + told.stderr
+    found = content(tmp_path)
+    assert (found["ended"], list(found["refused"])) == ("complete", ["replayssm/chain4"])
+    speculating = ["stock/chain4", "slots/chain4", "replay/chain4", "rewind/chain4"]
+    assert [load["serving"] for load in found["loads"]] == ["none", *speculating]
+    for load in found["loads"]:
+        assert load["bench_serving"]["total_output_tokens"] == 2 * 24
+        assert load["server_log"]["accept_length"] == (None if load["serving"] == "none" else 3.0)
+    modes = [server["plugin"] and server["plugin"]["mode"] for server in found["servers"]]
+    assert modes == [None, None, "slots", "replay", "replay"]
+    assert not processes_of(tmp_path)
+
+
 def check_conversations(entries: list[dict]) -> None:
     """Nothing of an earlier turn is computed again. Answers are one token of the prefill and three a step: their last
     token was accepted, so it is in the state too."""

@@ -14,15 +14,21 @@ def names(options):
 
 
 def test_all_ways_to_serve_are_compared_by_default(parse):
-    ran, refused = names(parse())
+    ran, refused = names(parse("--device", "cuda"))
     assert ran == ["none", "stock/chain4", "replayssm/chain4", "slots/chain4", "replay/chain4", "rewind/chain4"]
     assert not refused
 
 
 def test_a_server_without_speculation_runs_once_for_all_drafts(parse):
-    ran, refused = names(parse("--modes", "none,replayssm,replay", "--draft", "chain4,tree8"))
+    ran, refused = names(parse("--modes", "none,replayssm,replay", "--draft", "chain4,tree8", "--device", "cuda"))
     assert ran == ["none", "replayssm/chain4", "replay/chain4", "replay/tree8"]
     assert list(refused) == ["replayssm/tree8"] and "chains only" in refused["replayssm/tree8"]
+
+
+def test_sglangs_flag_is_left_out_on_a_cpu(parse):
+    ran, refused = names(parse())
+    assert ran == ["none", "stock/chain4", "slots/chain4", "replay/chain4", "rewind/chain4"]
+    assert "needs a GPU" in refused["replayssm/chain4"]
 
 
 def test_sglangs_flag_is_left_out_where_it_does_nothing(parse, mamba2):

@@ -17,20 +17,23 @@ class Mode:
     speculates: bool
     flags: tuple[str, ...]
 
-    def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str) -> str | None:
-        """Why this mode cannot serve ``config`` (a model's config.json) with ``draft``; None if it can."""
+    def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str, device: str) -> str | None:
+        """Why this mode cannot serve ``config`` (a model's config.json) with ``draft`` there; None if it can."""
         return None
 
 
 class ReplaySsmFlag(Mode):
     """SGLang's own verify without per-draft states: gated delta nets, chains."""
 
-    def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str) -> str | None:
-        """SGLang refuses trees with an error and ignores the flag for other linear layers."""
+    def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str, device: str) -> str | None:
+        """SGLang refuses trees with an error, ignores the flag for other linear layers, and ends with an error from
+        Triton on a CPU, as late as in its first verify."""
         if not is_gdn(config):
             return "--enable-linear-replayssm-spec does nothing for this model: it serves gated delta nets"
         if draft is not None and (not draft.chain or algorithm == "NGRAM"):
             return "--enable-linear-replayssm-spec verifies chains only"
+        if device == "cpu":
+            return "--enable-linear-replayssm-spec needs a GPU"
         return None
 
 

@@ -34,7 +34,8 @@ def plan(options: Options) -> tuple[list[Serving], dict[str, str]]:
     for mode in options.modes:
         for draft in options.drafts if mode.speculates else (None,):
             serving = Serving(mode, draft)
-            reason = mode.refusal(options.config, draft, options.algorithm) if options.config else None
+            told = (options.config, draft, options.algorithm, options.device)
+            reason = mode.refusal(*told) if options.config else None
             if reason is None:
                 servings.append(serving)
             else:
