@@ -118,7 +118,7 @@ def text(advice: Advice, options: argparse.Namespace) -> str:
     lines += [
         "",
         f"break-even: accept length at which a full batch of requests of {options.request_tokens} tokens is as fast as "
-        f"without speculation, on a {options.gpu}; an estimate",
+        f"without speculation, on one {options.gpu}; an estimate",
         "",
         _beside(advice, options),
         "",
