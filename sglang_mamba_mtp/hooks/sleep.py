@@ -11,14 +11,14 @@ from ..state.pools import MtpMambaPool
 
 
 def fall_asleep(updater: Any, request: Any) -> None:
-    """BEFORE `release_memory_occupation`: whatever is at work on the pool ends first.
+    """BEFORE `release_memory_occupation`: whatever is at work on the cache's memory ends first.
 
-    SGLang is idle then, which says that all results are read, not that the GPU is done: states are settled and rewound
-    behind a request's last result, on streams that nobody waits for. SGLang waits for them after the memory is gone.
+    SGLang is idle then, which says that all results are read, not that the GPU is done: rows of `req_to_token` are read
+    as requests are released, and states are settled for the radix cache, on streams that nobody waits for. SGLang waits
+    for them after the memory is gone (sglang#37932), torch_memory_saver not at all.
     """
-    pool = _pool_of(updater, request)
-    if pool is not None:
-        torch.get_device_module(pool.device).synchronize()
+    if _is_about_the_cache(request):
+        torch.get_device_module(updater.tp_worker.model_runner.device).synchronize()
 
 
 def wake(result: Any, updater: Any, request: Any) -> None:
@@ -26,16 +26,13 @@ def wake(result: Any, updater: Any, request: Any) -> None:
 
     SGLang has emptied the cache when it gave the memory back, so all slots are free.
     """
-    pool = _pool_of(updater, request)
-    if pool is not None:
+    pool = getattr(updater.tp_worker.model_runner.req_to_token_pool, "mamba_pool", None)
+    if _is_about_the_cache(request) and isinstance(pool, MtpMambaPool):
         pool.renew()
         # The scheduler's stream writes here, and any stream of the model may read next.
         torch.get_device_module(pool.device).synchronize()
 
 
-def _pool_of(updater: Any, request: Any) -> MtpMambaPool | None:
-    """The pool, if it is ours and among the kinds of memory that ``request.tags`` names; none named means all."""
-    if request.tags and GPU_MEMORY_TYPE_KV_CACHE not in request.tags:
-        return None
-    pool = getattr(updater.tp_worker.model_runner.req_to_token_pool, "mamba_pool", None)
-    return pool if isinstance(pool, MtpMambaPool) else None
+def _is_about_the_cache(request: Any) -> bool:
+    """Whether the pools are among the kinds of memory that ``request.tags`` names; none named means all."""
+    return not request.tags or GPU_MEMORY_TYPE_KV_CACHE in request.tags

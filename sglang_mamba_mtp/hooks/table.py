@@ -49,7 +49,7 @@ TABLE: tuple[Hook, ...] = (
         "accept_grammar", "AROUND", radix_cache.drop_state_past_a_grammar, OURS, "no state is cached ahead of its key"
     ),
     Hook("lazy_prepare", "AFTER", radix_cache.forget_overwritten_snapshots, OURS, "nor a snapshot written over"),
-    Hook("release_memory", "BEFORE", sleep.fall_asleep, OWN_POOL, "memory is given back when nobody works on it"),
+    Hook("release_memory", "BEFORE", sleep.fall_asleep, OURS, "memory is given back when nobody works on it"),
     Hook("resume_memory", "AFTER", sleep.wake, OWN_POOL, "memory comes back from sleep with its contents lost"),
     Hook("states_leave", "BEFORE", host_tier.states_leave, OWN_POOL, "a state goes to the host with all its tokens"),
     Hook("states_arrive", "AROUND", host_tier.states_arrive, OWN_POOL, "and what was known of its slot is forgotten"),

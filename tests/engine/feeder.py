@@ -127,6 +127,8 @@ class Feeder(Receiver):
                 self._free_bytes.append(sleep.free_bytes())
                 if len(self._free_bytes) % 2 == 0:  # it sleeps, with nothing cached
                     self.memory.read()
+                else:
+                    self._falls_asleep(f"before {self._scenario.name}")
             return [*local_reqs, self._first.pop(0)]
         messages = [*local_reqs, *self._in_pauses(), *self._arrivals(), *self._aborts(), *self._pauses()]
         self._check_progress(bool(messages))
@@ -315,12 +317,21 @@ class Feeder(Receiver):
         how = since.get(self.step - self._start - 1)
         if folder is None or how is None:
             return []
-        if self.scheduler.device == "cuda":  # SGLang does not wait for a forward that is at work on what it changes
-            torch.cuda.synchronize()
         if how == "retract" and _idle_but_for_the_queue(self.scheduler):
             self.paused[-1] = (ASLEEP, self.paused[-1][1])
+            self._falls_asleep(f"in a pause of {self._scenario.name}")
             return [*sleep.messages(), _load(folder)]
+        if self.scheduler.device == "cuda":  # SGLang does not wait for a forward that is at work on what it changes
+            torch.cuda.synchronize()
         return [_load(folder, flush=False)]
+
+    def _falls_asleep(self, when: str) -> None:
+        """Where it does is in the engine's log. A GPU is given something to read in the memory that goes, as late as
+        that: who gives memory back waits for it (`hooks.sleep.fall_asleep`)."""
+        print(f"step {self.step}: falls asleep {when}", flush=True)
+        if self.scheduler.device == "cuda":
+            torch.cuda._sleep(50_000_000)  # cycles, some 30 ms
+            self.scheduler.req_to_token_pool.req_to_token.sum()
 
     # -- failing loudly ------------------------------------------------------------------------------------------
 
