@@ -17,7 +17,7 @@ def servings(options):
 
 
 def test_equal_flags_for_every_mode(parse):
-    options = parse("--server-args", "--page-size 1")
+    options = parse("--server-args", "--page-size 1", "--device", "cuda")
     lines = {name: server.arguments(options, serving, "m") for name, serving in servings(options).items()}
     common = lines["none"][: lines["none"].index("--mamba-mtp-mode")]
     assert common[-2:] == ["--page-size", "1"]

@@ -204,7 +204,8 @@ def test_wrong_records_are_wrong_flags(parse, stage, capsys):
 
 
 def test_table_and_plots(parse, stage, capsys, tmp_path):
-    arguments = [flag for flag in flags(parse, "--draft", "chain4,tree8") if flag != "--no-plots"]
+    arguments = flags(parse, "--draft", "chain4,tree8", "--device", "cuda", "--concurrency", "1,4")
+    arguments = [flag for flag in arguments if flag != "--no-plots"]
     assert cli.main(arguments) == cli.COMPLETE
     told = capsys.readouterr().out
     assert "replay/tree8" in told and "replayssm/tree8: left out" in told
