@@ -124,6 +124,7 @@ CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """(exit status, table lines by tool, all that was printed) of the program over a few tests, with such logs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def run(log: str, *arguments: str, slow: float = 0.0):
         programs, tests = tmp_path / "bin", tmp_path / "tests" / "kernels"
@@ -152,6 +153,12 @@ def test_clean(run):
     assert status == 0 and "7 tests in 3 processes, 4 at once on 2 GPUs" in printed
     # processes, passed, skipped, failed, not run, broken, in ours, findings
     assert table["memcheck"] == ["3", "6", "1", "0", "0", "0", "0", "0"]
+
+
+def test_only_gpus_that_it_may_see(run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    status, _, printed = run(CLEAN, "--tools", "memcheck", "-k", "right")
+    assert status == 0 and "on 1 GPUs" in printed
 
 
 def test_findings(run):

@@ -31,6 +31,13 @@ def test_sglangs_flag_is_left_out_on_a_cpu(parse):
     assert "needs a GPU" in refused["replayssm/chain4"]
 
 
+def test_what_needs_no_config_is_known_of_a_model_still_to_be_downloaded(parse):
+    _, refused = names(parse("--model-path", "Somebody/A-Model", "--draft", "chain4"))
+    assert list(refused) == ["replayssm/chain4"] and "needs a GPU" in refused["replayssm/chain4"]
+    ran, refused = names(parse("--model-path", "Somebody/A-Model", "--draft", "chain4,tree8", "--device", "cuda"))
+    assert "replayssm/chain4" in ran and list(refused) == ["replayssm/tree8"]
+
+
 def test_sglangs_flag_is_left_out_where_it_does_nothing(parse, mamba2):
     ran, refused = names(parse("--model-path", str(mamba2)))
     assert "replayssm/chain4" not in ran

@@ -6,12 +6,30 @@ import dataclasses
 import itertools
 
 import pytest
+import torch
 
 from . import scenarios
 from .harness import EngineError, check_equal, run
 from .matrix import ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, Case, marks
 from .scenario import Scenario
+from .sleep import KV_CACHE, MemorySaver
 from .spec import EngineSpec
+
+
+def test_memory_that_was_given_back_is_not_to_be_touched():
+    """By the stand-in for what a GPU ends an engine for: read or written; its shape may be looked at."""
+    saver = MemorySaver()
+    with saver.region(KV_CACHE):
+        given_back = torch.zeros(3, 4)
+    kept = torch.zeros(4)
+    saver.pause(KV_CACHE)
+    assert given_back[1:].T.shape == (4, 2) and (kept + 1).sum() == 4
+    for touch in (lambda: given_back[1:].sum(), lambda: given_back[0].zero_(), lambda: kept.copy_(given_back[2])):
+        with pytest.raises(AssertionError, match="given back"):
+            touch()
+    saver.resume(KV_CACHE)
+    given_back.zero_()
+    assert given_back.sum() == 0
 
 
 def asleep(scenario: Scenario) -> Scenario:

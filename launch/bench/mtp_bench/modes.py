@@ -18,7 +18,8 @@ class Mode:
     flags: tuple[str, ...]
 
     def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str, device: str) -> str | None:
-        """Why this mode cannot serve ``config`` (a model's config.json) with ``draft`` there; None if it can."""
+        """Why this mode cannot serve ``config`` (a model's config.json, empty if unknown) with ``draft`` on ``device``;
+        None if it can."""
         return None
 
 
@@ -28,7 +29,7 @@ class ReplaySsmFlag(Mode):
     def refusal(self, config: dict[str, Any], draft: Draft | None, algorithm: str, device: str) -> str | None:
         """SGLang refuses trees with an error, ignores the flag for other linear layers, and ends with an error from
         Triton on a CPU, as late as in its first verify."""
-        if not is_gdn(config):
+        if config and not is_gdn(config):
             return "--enable-linear-replayssm-spec does nothing for this model: it serves gated delta nets"
         if draft is not None and (not draft.chain or algorithm == "NGRAM"):
             return "--enable-linear-replayssm-spec verifies chains only"

@@ -34,8 +34,7 @@ def plan(options: Options) -> tuple[list[Serving], dict[str, str]]:
     for mode in options.modes:
         for draft in options.drafts if mode.speculates else (None,):
             serving = Serving(mode, draft)
-            told = (options.config, draft, options.algorithm, options.device)
-            reason = mode.refusal(*told) if options.config else None
+            reason = mode.refusal(options.config, draft, options.algorithm, options.device)
             if reason is None:
                 servings.append(serving)
             else:
