@@ -50,6 +50,14 @@ import mamba_mtp_kernels
 """
 """Fails where SGLang would not find the plugin."""
 
+COMMAND = """
+import sys
+from sglang.cli.main import main
+
+if __name__ == "__main__":  # a server's processes are spawned, which runs this file again
+    sys.exit(main())
+"""
+
 TOGETHER = 20
 """Engines that share a GPU, unless one job has more: they are tiny, and two GPUs come with 32 cores."""
 
@@ -206,7 +214,7 @@ def prepared() -> Iterator[dict[str, str]]:
         plugin_site.make(site)
         commands.mkdir()
         command = commands / "sglang"
-        command.write_text(f"#!{sys.executable}\nfrom sglang.cli.main import main\n\nmain()\n")
+        command.write_text(f"#!{sys.executable}\n{COMMAND}")
         command.chmod(0o755)
         packages = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
         yield with_byte_code() | {

@@ -26,6 +26,16 @@ except KeyboardInterrupt:
 time.sleep(600)
 """
 
+SPAWNS = """
+import multiprocessing
+
+def main():
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("spawned",))
+    process.start()
+    process.join()
+    return process.exitcode
+"""
+
 
 def python(code: str, **fields) -> Job:
     return Job((sys.executable, "-c", code), **fields)
@@ -105,6 +115,18 @@ def test_jobs_find_the_plugin_and_a_command_and_leave_their_logs(tmp_path, monke
     with tarfile.open(pack) as archive:
         told = archive.extractfile("logs/finds.log").read().decode()
     assert "sglang_mamba_mtp'] False" in told and told.rstrip().endswith("/sglang")
+
+
+def test_the_command_may_spawn_processes_as_a_server_does(tmp_path, monkeypatch):
+    package = tmp_path / "packages" / "sglang" / "cli"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(SPAWNS)
+    monkeypatch.setenv("PYTHONPATH", str(package.parents[1]))
+    with on_gpus.prepared() as environment:
+        assert Runner({"serve": Job(("sglang",))}, ["0"], tmp_path, environment).run(until=time.time() + 60)
+    assert "spawned" in (tmp_path / "serve.log").read_text()
 
 
 def test_jobs_begin_in_the_order_they_are_named(tmp_path, monkeypatch):
