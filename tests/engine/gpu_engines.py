@@ -117,7 +117,7 @@ def _todo(cell: Cell, vocab: int) -> tuple[Scenario, ...]:
     if cell.kind == "narrow":
         return (scenarios.turns(vocab),)
     if cell.kind == "sampled":
-        return (scenarios.drawn(vocab),)
+        return (scenarios.drawn(vocab), scenarios.drawn_for_long(vocab))
     if cell.kind == "data_parallel":  # two a rank, so uneven that each of them idles while the other works
         return scenarios.unhurried(vocab)
     if cell.dtype == "float32":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import logprobs
 from .spec import Result
 
 SEED = 42
@@ -45,3 +46,11 @@ def drawn_otherwise(result: Result, wanted: Result) -> list[str]:
     """The requests that have other tokens than in the wanted run, those at a temperature included."""
     pairs = {key: (result.outcomes[key].tokens, want.tokens) for key, want in wanted.outcomes.items()}
     return [key for key, (got, want) in pairs.items() if got != want]
+
+
+def told_otherwise(result: Result, wanted: Result) -> float:
+    """The largest difference of the log-probabilities that requests were told, in nats; infinite where one is missing,
+    or nobody was told any."""
+    told = {key: want.logprobs for key, want in wanted.outcomes.items() if want.logprobs}
+    differences = [logprobs.difference(result.outcomes[key].logprobs, want) for key, want in told.items()]
+    return max(differences, default=float("inf"))

@@ -46,6 +46,12 @@ def drawn(vocab: int) -> Scenario:
     return replace(plain, name="drawn", requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
 
 
+def drawn_for_long(vocab: int) -> Scenario:
+    """Requests at a temperature that are told what each of many tokens was worth: whatever a draw leads to."""
+    long = [Request(f"long{i}", tokens(30 + i, 18, vocab), 500, temperature=1.0, logprobs=0) for i in range(3)]
+    return Scenario("drawn for long", tuple(long))
+
+
 def returning(vocab: int, conversations: int = 8, rounds: int = 3, together: int = 2) -> Scenario:
     """Conversations that take turns, ``together`` at a time: when one comes back others have been served since. Some of
     them begin alike."""

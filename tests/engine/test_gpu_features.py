@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from . import narrow
+from . import logprobs, narrow
 from .gpu_engines import VERSION, Cell, cells, check_engine, check_equal, check_states, parameter, stock_of
 from .harness import STATE_BOUND, compare_states, token_differences
 from .matrix import FAMILIES, IN_FULL, Case
 from .ranks import IDLE_DRAFT_FAILS
-from .sampling import drawn_otherwise
+from .sampling import drawn_otherwise, told_otherwise
 from .spec import Result
 
 pytestmark = pytest.mark.gpu
@@ -159,11 +159,14 @@ def test_narrow(cell, engines):
 )
 def test_sampled(cell, engines):
     """Drafts are accepted and tokens drawn from the target's probabilities, with seeds of the requests' own: the same
-    tokens as with SGLang's verify, and the states of these."""
-    result, _ = engines[cell]
+    tokens as with SGLang's verify, as likely as there, and the states of these."""
+    result, stock = engines[cell][0], engines[stock_of(cell)][0]
     check_engine(cell, result)
     assert result.outcomes["drawn/a1"].tokens != result.outcomes["drawn/cold"].tokens, "nothing was drawn"
-    assert drawn_otherwise(result, engines[stock_of(cell)][0]) == []
+    assert drawn_otherwise(result, stock) == []
+    worst = told_otherwise(result, stock)
+    print(f"; log-probabilities, worst {worst:.1e}", end="")
+    assert worst < logprobs.BOUND
     check_states(result)
 
 
