@@ -555,6 +555,8 @@ def test_other_weights_leave_nothing_of_the_first(server, tmp_path):
     """`/update_weights_from_disk`: the same weights say the same, others say something else, and the first again."""
     if server.case.data is not None:
         pytest.skip("writes a copy of the model, a tiny one")
+    if "NGRAM" in server.case.flags and importlib.metadata.version("sglang") == "0.5.17":
+        pytest.skip("0.5.17 ends where NGRAM is told to load weights, which it has none of")
     asked = prompts(server, 2, 200)
     first = say(server, asked, best=LIKELIEST)
     reloads.load(server.url, server.case.model)

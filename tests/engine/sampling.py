@@ -18,6 +18,7 @@ SEED = 42
 
 def seed_requests() -> None:
     """Every batch of this process is sampled, and its drafts are verified, with seeds."""
+    from sglang.kernels.ops.sampling import murmur_hash
     from sglang.srt.layers import sampler
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -30,7 +31,7 @@ def seed_requests() -> None:
 
     SamplingBatchInfo.from_schedule_batch = classmethod(seeded)
     if not torch.cuda.is_available():  # SGLang's hash is a kernel
-        sampler.murmur_hash32 = _hash
+        sampler.murmur_hash32 = murmur_hash.murmur_hash32 = _hash
 
 
 def _hash(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

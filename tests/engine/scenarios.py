@@ -46,9 +46,9 @@ def drawn(vocab: int) -> Scenario:
     return replace(plain, name="drawn", requests=(*warm, replace(plain.requests[0], rid="cold", at_step=2)))
 
 
-def drawn_for_long(vocab: int) -> Scenario:
-    """Requests at a temperature that are told what each of many tokens was worth: whatever a draw leads to."""
-    long = [Request(f"long{i}", tokens(30 + i, 18, vocab), 500, temperature=1.0, logprobs=0) for i in range(3)]
+def drawn_for_long(vocab: int, length: int = 500) -> Scenario:
+    """Requests at a temperature that are told what each of their tokens was worth: whatever a draw leads to."""
+    long = [Request(f"long{i}", tokens(30 + i, 18, vocab), length, temperature=1.0, logprobs=0) for i in range(3)]
     return Scenario("drawn for long", tuple(long))
 
 
