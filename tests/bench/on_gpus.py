@@ -57,6 +57,7 @@ from sglang.cli.main import main
 if __name__ == "__main__":  # a server's processes are spawned, which runs this file again
     sys.exit(main())
 """
+"""What jobs find as ``sglang``."""
 
 TOGETHER = 20
 """Engines that share a GPU, unless one job has more: they are tiny, and two GPUs come with 32 cores."""

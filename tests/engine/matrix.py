@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -168,6 +168,12 @@ def marks(mode: str, quick: bool = True) -> tuple[pytest.MarkDecorator, ...]:
     if not quick:
         return (pytest.mark.slow,)
     return () if mode == EVERYWHERE else (pytest.mark.once,)
+
+
+def in_families(modes: Iterable[str], quick: Collection[tuple[str, str]]) -> list:
+    """Families x ``modes`` as pytest parameters with `marks`: those of ``quick`` without --slow, the rest with it."""
+    every = itertools.product(FAMILIES, modes)
+    return [pytest.param(*each, marks=marks(each[1], each in quick)) for each in every]
 
 
 def in_modes(modes: Iterable[str], *first: Iterable[str]) -> list:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
 
 from . import scenarios
 from .harness import EngineError, check_equal, run
-from .matrix import ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, Case, marks
+from .matrix import ENGINE, FAMILIES, FAMILY_MODES, IN_FULL, Case, in_families, marks
 from .scenario import Scenario
 from .sleep import KV_CACHE, MemorySaver
 from .spec import EngineSpec
@@ -71,14 +70,11 @@ def test_serves_right_after_sleep(case: Case, checkpoint):
     assert result.outcomes[f"{todo[1].name}/a1"].cached_tokens == 0, "the cache was not emptied"
 
 
-def _left() -> list:
-    """Every mode with one family, the rest with --slow."""
-    quick = {("gdn", "replay"), ("mamba2", "slots"), ("gdn", "slots-kv")}
-    every = itertools.product(FAMILIES, [*IN_FULL, "slots-kv"])
-    return [pytest.param(*each, marks=marks(each[1], each in quick)) for each in every]
+LEFT = {("gdn", "replay"), ("mamba2", "slots"), ("gdn", "slots-kv")}
+"""Every mode with one family."""
 
 
-@pytest.mark.parametrize("family, mode", _left())
+@pytest.mark.parametrize("family, mode", in_families([*IN_FULL, "slots-kv"], quick=LEFT))
 def test_contents_left_as_they_came_back_are_seen(family, mode, checkpoint):
     """The fault that the test above must not miss: nothing is put right. Wrong answers, or an index out of bounds."""
     todo = [asleep(scenarios.turns(checkpoint.vocab))]

@@ -14,27 +14,20 @@ import torch
 from . import logprobs, scenarios
 from .draws import tree_sampling
 from .harness import compare_states, run
-from .matrix import FAMILIES, IN_FULL, Case, marks
+from .matrix import IN_FULL, Case, in_families
 from .sampling import drawn_otherwise, told_otherwise
 from .scenario import Request, Scenario
 
 CELL = {"gdn": ("nextn-chain", "no_buffer"), "mamba2": ("nextn-tree", "extra_buffer-overlap")}
 
 
-def _every() -> list:
-    """One of each family in every run."""
-    quick = {("gdn", "slots"), ("mamba2", "replay")}
-    every = [(family, mode) for family in FAMILIES for mode in IN_FULL]
-    return [pytest.param(*each, marks=marks(each[1], each in quick)) for each in every]
-
-
-@pytest.mark.parametrize(("family", "mode"), _every())
+@pytest.mark.parametrize(("family", "mode"), in_families(IN_FULL, quick={("gdn", "slots"), ("mamba2", "replay")}))
 def test_what_is_drawn_is_what_sglangs_verify_draws(family, mode, checkpoint):
     """With seeds of the requests' own: the same tokens, as likely as there, and the states of these."""
     vocab = checkpoint.vocab
     todo = [scenarios.drawn(vocab), scenarios.drawn_for_long(vocab, 60)]
     ours = Case(family, *CELL[family], mode).spec(checkpoint(family), seeded=True)
-    result, stock = run(ours, todo), run(dataclasses.replace(ours, mode="snapshot"), todo)
+    result, stock = run(ours, todo), run(dataclasses.replace(ours, mode="off"), todo)
     assert result.accept_length > 1.05 and result.cached_tokens > 0
     assert drawn_otherwise(result, stock) == []
     assert told_otherwise(result, stock) < logprobs.BOUND
@@ -49,6 +42,7 @@ def test_a_verify_draws(checkpoint):
     greedy = run(dataclasses.replace(spec, mode="off", spec=None, radix=None), _continued(warm))
     said = {key: outcome.tokens[1:] for key, outcome in warm.outcomes.items()}
     likeliest = {key: greedy.outcomes[f"rest/{key.partition('/')[2]}"].tokens for key in said}
+    assert warm.outcomes["drawn/a1"].tokens[0] != warm.outcomes["drawn/cold"].tokens[0], "a prefill drew nothing"
     assert said["drawn/cold"] == likeliest["drawn/cold"]
     assert all(said[key] != likeliest[key] for key in said if key != "drawn/cold")
 
@@ -66,7 +60,7 @@ def _continued(result) -> list[Scenario]:
 def test_with_seeds_draws_hang_on_the_request_alone(checkpoint):
     """In whatever batches, and whoever verifies: what the comparisons with SGLang's verify rest on."""
     ours = Case("gdn", *CELL["gdn"], "replay").spec(checkpoint("gdn"), seeded=True)
-    others = dataclasses.replace(ours, mode="snapshot", max_running_requests=2, chunked_prefill_size=128)
+    others = dataclasses.replace(ours, mode="off", max_running_requests=2, chunked_prefill_size=128)
     unseeded = dataclasses.replace(ours, seeded=False)
     first, again, otherwise = (run(spec, [scenarios.drawn(checkpoint.vocab)]) for spec in (ours, others, unseeded))
     assert drawn_otherwise(first, again) == []
