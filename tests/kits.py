@@ -303,11 +303,15 @@ def masks() -> str:
 
 
 class _Requests:
-    """`requests` for a kit: what it asks, in what a tiny model has.
+    """`requests` for a kit: what it asks, in what the model has.
 
-    A token past the tiny vocabulary is another. A pause is answered as it is sent on: what a step ends meanwhile is no
+    A token past the vocabulary is another. A pause is answered as it is sent on: what a step ends meanwhile is no
     answer of later.
     """
+
+    def __init__(self, vocabulary: int) -> None:
+        """``vocabulary``: how many tokens the model has, those included that its tokenizer has not."""
+        self._vocabulary = vocabulary
 
     def __getattr__(self, name: str) -> Any:
         return getattr(requests, name)
@@ -316,16 +320,13 @@ class _Requests:
         body = options.get("json") or {}
         for name in {"input_ids", "token_ids_logprob"} & body.keys():
             if body[name] and isinstance(body[name][0], int):
-                body[name] = [token if token < VOCABULARY else 10 + token % 600 for token in body[name]]
+                body[name] = [token if token < self._vocabulary else 10 + token % 600 for token in body[name]]
         answer = requests.post(url, **options)
         base, _, route = url.rpartition("/")
         if route == "pause_generation":  # a scheduler answers this in its next turn, with nothing at work
             requests.get(f"{base}/server_info", timeout=60).raise_for_status()
         return answer
 
-
-VOCABULARY = 680
-"""Tokens of the tiny models."""
 
 PROBLEMS = Path(__file__).parents[1] / "launch" / "models" / "data" / "test.jsonl"
 SENTENCE, SENTENCES = "the quick brown fox jumps over the lazy dog. ", 180
@@ -335,8 +336,9 @@ SENTENCE, SENTENCES = "the quick brown fox jumps over the lazy dog. ", 180
 class _Problems(_Requests):
     """For the kit that asks for capitals: a country stands for a problem, its city for the right answer to that."""
 
-    def __init__(self, cities: Mapping[str, str]) -> None:
+    def __init__(self, vocabulary: int, cities: Mapping[str, str]) -> None:
         """``cities`` by what the kit asks."""
+        super().__init__(vocabulary)
         found: dict[str, str] = {}  # by their answers, so that no two have the same
         for line in PROBLEMS.read_text().splitlines():
             problem = json.loads(line)
@@ -382,20 +384,31 @@ class _Translated:
         return said | {"text": re.sub(rf"#### {self._right}$", self._word, answer)}
 
 
-def _requests_for(module: ModuleType) -> _Requests:
+def _requests_for(module: ModuleType, vocabulary: int) -> _Requests:
     asked = getattr(module, "_CONCURRENT_QA", None)
-    return _Requests() if asked is None else _Problems(dict(asked))
+    return _Requests(vocabulary) if asked is None else _Problems(vocabulary, dict(asked))
 
 
-def mixin(kit: str) -> type:
-    """The kit's class, "module.class"; what SGLang's fixture of speculative servers does for a kit is added to it."""
+def vocabulary(model: str) -> int:
+    """How many tokens a model, a folder or a name, puts out. Its tokenizer may have fewer: it draws the others too."""
+    from transformers import PretrainedConfig
+
+    config, _ = PretrainedConfig.get_config_dict(model)
+    return config.get("text_config", config)["vocab_size"]
+
+
+def mixin(kit: str, model: str) -> type:
+    """The kit's class, "module.class", for a server of ``model``.
+
+    What SGLang's fixture of speculative servers does for a kit is added to it.
+    """
     from sglang.test import test_utils
     from sglang.test.server_fixtures.spec_eagle_fixture import SpecEagleServerBase as Fixture
 
     name = kit.rpartition(".")[2]
     module = importlib.import_module(f"sglang.test.kits.{kit.partition('.')[0]}")
-    module.requests = _requests_for(module)
-    test_utils.requests = _Requests()
+    module.requests = _requests_for(module, vocabulary(model))
+    test_utils.requests = _Requests(vocabulary(model))
     kit_class = getattr(module, name)
     given = {name: vars(Fixture)[name] for name in ("send_request", "send_requests_abort", "run_decode")}
     return type(kit_class.__name__, (kit_class,), given)

@@ -654,7 +654,7 @@ def checks(server, runs: kits.Runs) -> Any:
         "client": openai.Client(api_key="EMPTY", base_url=f"{server.url}/v1"),
         "tokenizer": AutoTokenizer.from_pretrained(server.case.model),
     }
-    return server.kit(kits.mixin(runs.kit), **told, **runs.attributes)
+    return server.kit(kits.mixin(runs.kit, server.case.model), **told, **runs.attributes)
 
 
 @pytest.mark.parametrize(("runs", "name"), kits.cases())
@@ -695,6 +695,25 @@ def test_kit_that_is_served_alone(server, runs):
     assert at_rest(server)
     assert words([say(server, [prompt])[0] for prompt in asked]) == first
     assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_kit_asks_for_the_tokens_that_a_model_draws(family, monkeypatch):
+    """Its tokenizer has not all of them. What was drawn is asked for again as it is, what is past them as another."""
+    import requests
+    from sglang.test.kits import spec_server_kits
+    from transformers import AutoTokenizer
+
+    model = str(LAUNCH / "models" / f"tiny-{family}")
+    known, last = len(AutoTokenizer.from_pretrained(model)), kits.vocabulary(model) - 1
+    assert known < last
+    sent: dict[str, Any] = {}
+    monkeypatch.setattr(requests, "post", lambda url, json: sent.update(json))
+    kits.mixin("spec_server_kits.SpecLogprobKit", model)
+    spec_server_kits.requests.post("http://server/generate", json={"input_ids": [0, known, last, last + 1]})
+    *drawn, past = sent["input_ids"]
+    assert drawn == [0, known, last]
+    assert past < known
 
 
 def test_every_kit_is_named():
