@@ -70,6 +70,9 @@ CANNOT_WORK: dict[str, Callable[[Any], str | None]] = {
     "kv_cache_dtype": lambda v: (
         None if "fp8" not in str(v) and "fp4" not in str(v) else "the CPU attention reads unquantised caches; use auto"
     ),
+    "speculative_use_rejection_sampling": lambda v: (
+        "a Triton kernel verifies drafts that are drawn; leave it out, temperatures are heeded without" if v else None
+    ),
     "pp_size": lambda v: None if v in (None, 1) else "the CPU engine of this package has one stage; use --tp-size",
 }
 """Server arguments with values that cannot work here: `check(value)` is None, or why not and what to do."""
@@ -124,8 +127,8 @@ def apply(args: Any) -> None:
         value = getattr(args, name, None)
         why = check(value)
         if why is not None:
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} {value} cannot work on a machine without a CUDA driver: {why}")
+            flag = "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+            raise ValueError(f"{flag} cannot work on a machine without a CUDA driver: {why}")
     for default in DEFAULTS:
         if hasattr(args, default.name) and getattr(args, default.name) in default.unset:
             setattr(args, default.name, default.value)

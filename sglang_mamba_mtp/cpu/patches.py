@@ -21,6 +21,7 @@ from sglang_mamba_mtp.cpu import (
     host_copies,
     mamba2_ops,
     parallel_ops,
+    sampling_ops,
     speculative_ops,
     transfer,
 )
@@ -154,6 +155,8 @@ _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _ARGUMENTS_HOOK = "sglang.srt.arg_groups.speculative_hook"
 _DRAFT_WORKER = "sglang.srt.speculative.draft_worker_common"
 _DRAFT_ATTENTION = "knows attention backends of accelerators alone, and would take FlashInfer"
+_DFLASH_UTILS = "sglang.srt.speculative.dflash_utils"
+_SAMPLING = "has kernels that draw for GPUs only"
 _NO_PIN = "asks for pinned memory"
 _HOST_POOLS = "sglang.srt.mem_cache.pool_host"
 _EXTRA_BUFFER = "extra_buffer is refused on CPU; the ops here return what it needs"
@@ -206,6 +209,18 @@ PATCHES: tuple[Patch, ...] = (
         _value(speculative_ops.gather_spec_extras),
         "Triton, in the overlap schedule",
     ),
+    Patch(
+        sampling_ops.EAGLE_UTILS,
+        "eagle_sample",
+        sampling_ops.by_temperature,
+        "takes the likeliest tokens on a CPU, whatever the temperature",
+    ),
+    *(
+        Patch(module, name, _value(getattr(sampling_ops, name)), _SAMPLING, optional=not both)
+        for module, both in ((sampling_ops.EAGLE_UTILS, False), (_DFLASH_UTILS, True))  # 0.5.17 asks sgl_kernel
+        for name in ("top_k_renorm_prob", "top_p_renorm_prob", "tree_speculative_sampling_target_only")
+    ),
+    Patch(_DFLASH_UTILS, "_DFLASH_SAMPLING_VERIFY_AVAILABLE", _value(True), _SAMPLING),
     Patch("sglang.kernels.ops.speculative.ngram_corpus", "load_jit", _with_cstddef, "g++ 12 needs <cstddef>"),
     Patch(
         "sglang.srt.arg_groups.speculative_hook",

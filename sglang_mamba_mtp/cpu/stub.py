@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from sglang_mamba_mtp.cpu import conv1d_ops, gdn_ops, qwen3_5_ops, speculative_ops
+from sglang_mamba_mtp.cpu import conv1d_ops, gdn_ops, qwen3_5_ops, sampling_ops, speculative_ops
 
 SHIM_FOLDER = str(Path(__file__).parent / "shim")
 
@@ -57,6 +57,12 @@ SPECULATIVE: dict[str, Callable[..., Any]] = {
 }
 """Members of `sgl_kernel.speculative`, and of `sgl_kernel` itself."""
 
+SAMPLING: dict[str, Callable[..., Any]] = {
+    name: getattr(sampling_ops, name)
+    for name in ("top_k_renorm_prob", "top_p_renorm_prob", "tree_speculative_sampling_target_only")
+}
+"""Members of `sgl_kernel.sampling`, and of `sgl_kernel` itself."""
+
 KVCACHE: dict[str, Callable[..., Any]] = {"copy_all_layer_kv_cache_cpu": speculative_ops.copy_all_layer_kv_cache_cpu}
 """Members of `sgl_kernel.kvcacheio`, and of `sgl_kernel` itself."""
 
@@ -88,7 +94,7 @@ def _raise_on_read(module: str) -> Callable[[str], NoReturn]:
 
 def fill(package: ModuleType) -> None:
     """Give an empty `sgl_kernel` package its members and submodules, and bind the torch ops."""
-    submodules = {"mamba": MAMBA, "speculative": SPECULATIVE, "kvcacheio": KVCACHE}
+    submodules = {"mamba": MAMBA, "speculative": SPECULATIVE, "sampling": SAMPLING, "kvcacheio": KVCACHE}
     for short, members in submodules.items():
         name = f"sgl_kernel.{short}"
         module = ModuleType(name, f"CPU stand-ins; see {__name__}")
@@ -96,7 +102,7 @@ def fill(package: ModuleType) -> None:
         sys.modules[name] = module
         setattr(package, short, module)
     placeholders = {name: _missing(name) for name in NAMED_ON_IMPORT}
-    vars(package).update(MAMBA | SPECULATIVE | KVCACHE | placeholders, __version__="0.0.0+cpu")
+    vars(package).update(MAMBA | SPECULATIVE | SAMPLING | KVCACHE | placeholders, __version__="0.0.0+cpu")
     vars(package)["__getattr__"] = _raise_on_read("sgl_kernel")
     for name, op in TORCH_OPS.items():
         setattr(torch.ops.sgl_kernel, name, op)

@@ -87,6 +87,11 @@ def test_impossible_arguments_are_named(name: str, value: object):
         defaults.apply(raw_args(**{name: value}))
 
 
+def test_an_impossible_switch_is_named_without_a_value():
+    with pytest.raises(ValueError, match=r"--speculative-use-rejection-sampling cannot work .* leave it out"):
+        defaults.apply(raw_args(speculative_use_rejection_sampling=True))
+
+
 def test_impossible_environment_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "0")
     with pytest.raises(ValueError, match="SGLANG_USE_CPU_ENGINE=0"):

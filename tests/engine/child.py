@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import cuda_ops, draws, foresight, launches, ranks, sabotage, sampling, sleep, traced
+from . import cuda_ops, foresight, launches, ranks, sabotage, sampling, sleep, traced
 from .feeder import Feeder
 from .recorder import Recorder
 from .scenario import Scenario
@@ -85,9 +85,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    if spec.device == "cpu":
-        draws.install()
-    else:
+    if spec.device != "cpu":
         cuda_ops.install()
     traced.watch()
     if spec.sabotaged_rank in (None, rank):
