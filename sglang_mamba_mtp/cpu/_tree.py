@@ -1,4 +1,4 @@
-"""Tree links shared by the conv and SSM ops.
+"""Tree links shared by the conv and SSM ops and by acceptance.
 
 A draft tree reaches the kernels as two link tensors (`retrieve_next_token`: first child, `retrieve_next_sibling`: next
 child of the same parent, both `[bs, N]`, -1 for none). The recurrences need parents. Nodes are in topological order,
@@ -7,7 +7,21 @@ node 0 is the root; its parent is the committed state (-1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
+
+
+def drafts_after(node: int, next_token: Sequence[int], next_sibling: Sequence[int]) -> Iterator[int]:
+    """The nodes of ``node``'s drafts by its tree's links, in turn.
+
+    A link to no later node leads nowhere: in a tree none does, and what led back could be followed for ever. One past
+    the tree is an IndexError when it is followed.
+    """
+    before, following = node, next_token[node]
+    while following > before:
+        yield following
+        before, following = following, next_sibling[following]
 
 
 def parents_from_links(next_token: torch.Tensor, next_sibling: torch.Tensor) -> torch.Tensor:

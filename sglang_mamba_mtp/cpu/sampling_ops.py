@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sglang_mamba_mtp.cpu._tree import drafts_after
 from sglang_mamba_mtp.cpu.hooking import while_calling
 
 EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
@@ -71,8 +72,9 @@ def tree_speculative_sampling_target_only(
     """Tokens drawn from the target's probabilities, drafts among them; a kernel of sgl_kernel's by that name.
 
     Of a node's drafts those above the node's coin, their probabilities added up, are refused, and the next is accepted;
-    where all are refused the last token is drawn from what the refused ones leave. Thresholds below 1 accept more than
-    the target would: a draft of at least ``threshold_single``, and sums divided by ``threshold_acc``.
+    where all are refused the last token is drawn from what the refused ones leave. (Links that are no tree's:
+    `drafts_after`.) Thresholds below 1 accept more than the target would: a draft of at least ``threshold_single``, and
+    sums divided by ``threshold_acc``.
 
     Args
         predicts: flat int32 `[B * N]`, receives the token after every accepted node.
@@ -88,15 +90,14 @@ def tree_speculative_sampling_target_only(
         path, coin = [0], coins[0]
         left = target_probs[row, 0].clone()
         while len(path) < accept_index.shape[1]:
-            node, below = first[row][path[-1]], 0.0
-            while node >= 0:
+            below = 0.0
+            for node in drafts_after(path[-1], first[row], sibling[row]):
                 single = float(target_probs[row, path[-1], drafts[row][node]])
                 below += single
                 if coin <= below / threshold_acc or single >= threshold_single:
                     break
                 left[drafts[row][node]] = 0.0
-                node = sibling[row][node]
-            if node < 0:
+            else:
                 break
             path.append(node)
             coin, left = coins[node], target_probs[row, node].clone()

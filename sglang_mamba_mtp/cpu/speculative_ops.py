@@ -11,6 +11,8 @@ import ctypes
 import numpy as np
 import torch
 
+from sglang_mamba_mtp.cpu._tree import drafts_after
+
 
 def _rows_and_columns(
     req_pool_indices: torch.Tensor, start: torch.Tensor, end: torch.Tensor
@@ -217,10 +219,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Walk each tree from the root along the target's own tokens.
-
-    A link to no later node leads nowhere: in a tree none does, and what led back could be followed for ever. One past
-    the tree is an IndexError.
+    """Walk each tree from the root along the target's own tokens. (Links that are no tree's: `drafts_after`.)
 
     Args
         predicts: flat `[bs * N]`, receives the target's token at every accepted node.
@@ -237,12 +236,10 @@ def verify_tree_greedy_cpu(
         node, path = 0, [index[i][0]]
         while len(path) < depth:
             want = target[path[-1]]
-            before, following = node, child[i][node]
-            while following > before and drafts[i][following] != want:
-                before, following = following, sibling[i][following]
-            if following <= before:
+            wanted = (after for after in drafts_after(node, child[i], sibling[i]) if drafts[i][after] == want)
+            node = next(wanted, -1)
+            if node < 0:
                 break
-            node = following
             path.append(index[i][node])
         accept_index[i, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
         accept_token_num[i] = len(path) - 1

@@ -1,20 +1,23 @@
-"""Draft-tree bookkeeping on CPU: links, masks, greedy acceptance, cache locations, commit and snapshot copies."""
+"""Draft-tree bookkeeping on CPU: links, masks, acceptance, cache locations, commit and snapshot copies."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from sglang_mamba_mtp.cpu import commit_ops, speculative_ops
+from sglang_mamba_mtp.cpu import commit_ops, sampling_ops, speculative_ops
 
 from . import oracles
 from .test_gdn_ops import TREES
 
 N = 5
+Verify = Callable[[dict[str, Any], int], None]
 SHAPES = [TREES[name] for name in ("chain", "star", "mixed", "deep")]
 
 
@@ -134,27 +137,45 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
-def _verify_greedy(child: list[int], sibling: list[int], drafts: list[int], said: int) -> list[int]:
+def _greedily(drafts: dict[str, Any], said: int) -> None:
+    speculative_ops.verify_tree_greedy_cpu(**drafts, target_predict=torch.full((2, N), said))
+
+
+def _by_drawing(drafts: dict[str, Any], said: int) -> None:
+    sampling_ops.tree_speculative_sampling_target_only(
+        **drafts,
+        target_probs=torch.nn.functional.one_hot(torch.full((2, N), said), 10).float(),
+        uniform_samples=torch.full((2, N), 0.5),
+        uniform_samples_for_final_sampling=torch.full((2,), 0.5),
+        threshold_single=1.0,
+        threshold_acc=1.0,
+    )
+
+
+def _verify(how: Verify, child: list[int], sibling: list[int], drafts: list[int], said: int) -> list[int]:
     """Nodes accepted of one tree of N nodes after which the target says ``said`` everywhere; it stands beside a chain
     of the same drafts, which must be what it was."""
     chain = oracles.links(TREES["chain"])
-    predicts = torch.full((2 * N,), -7, dtype=torch.int32)
     accepted, count = torch.full((2, N), -1, dtype=torch.int32), torch.empty(2, dtype=torch.int32)
-    speculative_ops.verify_tree_greedy_cpu(
-        predicts,
-        accepted,
-        count,
-        torch.tensor([drafts] * 2),
-        torch.arange(2 * N).view(2, N),
-        torch.tensor([child, chain[0]]),
-        torch.tensor([sibling, chain[1]]),
-        torch.full((2, N), said),
-    )
+    tree = {
+        "predicts": torch.full((2 * N,), -7, dtype=torch.int32),
+        "accept_index": accepted,
+        "accept_token_num": count,
+        "candidates": torch.tensor([drafts] * 2),
+        "retrive_index": torch.arange(2 * N).view(2, N),
+        "retrive_next_token": torch.tensor([child, chain[0]]),
+        "retrive_next_sibling": torch.tensor([sibling, chain[1]]),
+    }
+    how(tree, said)
     matching = next((node for node in range(1, N) if drafts[node] != said), N)
     assert accepted[1].tolist() == [*range(N, N + matching), *[-1] * (N - matching)]
     return accepted[0, : int(count[0]) + 1].tolist()
 
 
+WAYS = pytest.mark.parametrize("how", [_greedily, _by_drawing])
+
+
+@WAYS
 @pytest.mark.parametrize(
     ("child", "sibling", "drafts", "path"),
     [
@@ -176,15 +197,16 @@ def _verify_greedy(child: list[int], sibling: list[int], drafts: list[int], said
         "negative",
     ],
 )
-def test_a_link_that_leads_back_leads_nowhere(child, sibling, drafts, path, alarm):
-    """Greedy acceptance ends there, and the tree beside it is what it was."""
-    assert _verify_greedy(child, sibling, drafts, 8) == path
+def test_a_link_that_leads_back_leads_nowhere(how, child, sibling, drafts, path, alarm):
+    """Acceptance ends there, and the tree beside it is what it was."""
+    assert _verify(how, child, sibling, drafts, 8) == path
 
 
+@WAYS
 @pytest.mark.parametrize(("child", "sibling"), [([5] * 5, [-1] * 5), ([1, -1, -1, -1, -1], [-1, 2**40, -1, -1, -1])])
-def test_a_link_past_the_tree_is_refused(child, sibling):
+def test_a_link_past_the_tree_is_refused(how, child, sibling):
     with pytest.raises(IndexError):
-        _verify_greedy(child, sibling, [9] * 5, 8)
+        _verify(how, child, sibling, [9] * 5, 8)
 
 
 def test_cache_location_round_trip():
