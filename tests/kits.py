@@ -384,9 +384,9 @@ class _Translated:
         return said | {"text": re.sub(rf"#### {self._right}$", self._word, answer)}
 
 
-def _requests_for(module: ModuleType, vocabulary: int) -> _Requests:
+def _requests_for(module: ModuleType, tokens: int) -> _Requests:
     asked = getattr(module, "_CONCURRENT_QA", None)
-    return _Requests(vocabulary) if asked is None else _Problems(vocabulary, dict(asked))
+    return _Requests(tokens) if asked is None else _Problems(tokens, dict(asked))
 
 
 def vocabulary(model: str) -> int:
@@ -407,8 +407,9 @@ def mixin(kit: str, model: str) -> type:
 
     name = kit.rpartition(".")[2]
     module = importlib.import_module(f"sglang.test.kits.{kit.partition('.')[0]}")
-    module.requests = _requests_for(module, vocabulary(model))
-    test_utils.requests = _Requests(vocabulary(model))
+    tokens = vocabulary(model)
+    module.requests = _requests_for(module, tokens)
+    test_utils.requests = _Requests(tokens)
     kit_class = getattr(module, name)
     given = {name: vars(Fixture)[name] for name in ("send_request", "send_requests_abort", "run_decode")}
     return type(kit_class.__name__, (kit_class,), given)

@@ -15,6 +15,7 @@ import torch
 
 from sglang_mamba_mtp.cpu._tree import drafts_after
 from sglang_mamba_mtp.cpu.hooking import while_calling
+from sglang_mamba_mtp.cpu.speculative_ops import write_accepted
 
 EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
 
@@ -34,9 +35,7 @@ def by_temperature(eagle_sample: Callable[..., Any]) -> Callable[..., Any]:
 def top_k_renorm_prob(probabilities: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
     """Probabilities ``[rows, vocabulary]`` of each row's ``top_ks`` ``[rows]`` likeliest tokens, ties included, that
     add up to 1. FlashInfer's `top_k_renorm_probs`."""
-    ordered = probabilities.sort(-1, descending=True).values
-    last = (top_ks.long() - 1).clamp(0, probabilities.shape[-1] - 1)
-    return _at_least(probabilities, ordered.gather(-1, last[:, None]))
+    return _likeliest(probabilities, probabilities.sort(-1, descending=True).values, top_ks)
 
 
 def top_p_renorm_prob(probabilities: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
@@ -44,12 +43,13 @@ def top_p_renorm_prob(probabilities: torch.Tensor, top_ps: torch.Tensor) -> torc
     included, that add up to 1. FlashInfer's `top_p_renorm_probs`."""
     ordered = probabilities.sort(-1, descending=True).values
     likelier = ordered.cumsum(-1) - ordered
-    last = ((likelier < top_ps[:, None]).sum(-1) - 1).clamp(min=0)
-    return _at_least(probabilities, ordered.gather(-1, last[:, None]))
+    return _likeliest(probabilities, ordered, (likelier < top_ps[:, None]).sum(-1))
 
 
-def _at_least(probabilities: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    kept = torch.where(probabilities >= least, probabilities, 0.0)
+def _likeliest(probabilities: torch.Tensor, ordered: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Each row's first ``counts`` [rows] of ``ordered``, and their ties, in their places."""
+    last = (counts.long() - 1).clamp(0, ordered.shape[-1] - 1)
+    kept = torch.where(probabilities >= ordered.gather(-1, last[:, None]), probabilities, 0.0)
     return kept / kept.sum(-1, keepdim=True)
 
 
@@ -104,7 +104,4 @@ def tree_speculative_sampling_target_only(
         sums = left.cumsum(0)
         last = int((sums <= uniform_samples_for_final_sampling[row] * sums[-1]).sum())
         said = [*(drafts[row][node] for node in path[1:]), min(last, len(left) - 1)]
-        where = [index[row][node] for node in path]
-        accept_index[row, : len(where)] = torch.tensor(where, dtype=accept_index.dtype)
-        accept_token_num[row] = len(path) - 1
-        predicts[torch.tensor(where)] = torch.tensor(said, dtype=predicts.dtype)
+        write_accepted(row, [index[row][node] for node in path], said, predicts, accept_index, accept_token_num)

@@ -241,10 +241,21 @@ def verify_tree_greedy_cpu(
             if node < 0:
                 break
             path.append(index[i][node])
-        accept_index[i, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
-        accept_token_num[i] = len(path) - 1
-        at = torch.tensor(path)
-        predicts[at] = torch.tensor([target[p] for p in path], dtype=predicts.dtype)
+        write_accepted(i, path, [target[p] for p in path], predicts, accept_index, accept_token_num)
+
+
+def write_accepted(
+    row: int,
+    path: list[int],
+    said: list[int],
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> None:
+    """What a verify hands on of one tree: flat indices of its accepted nodes, root first, and the token after each."""
+    accept_index[row, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
+    accept_token_num[row] = len(path) - 1
+    predicts[torch.tensor(path)] = torch.tensor(said, dtype=predicts.dtype)
 
 
 def gather_spec_extras(

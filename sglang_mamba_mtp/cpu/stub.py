@@ -61,7 +61,7 @@ SAMPLING: dict[str, Callable[..., Any]] = {
     name: getattr(sampling_ops, name)
     for name in ("top_k_renorm_prob", "top_p_renorm_prob", "tree_speculative_sampling_target_only")
 }
-"""Members of `sgl_kernel.sampling`, and of `sgl_kernel` itself."""
+"""Members of `sgl_kernel` itself, where 0.5.17 looks for them; later versions: `patches`."""
 
 KVCACHE: dict[str, Callable[..., Any]] = {"copy_all_layer_kv_cache_cpu": speculative_ops.copy_all_layer_kv_cache_cpu}
 """Members of `sgl_kernel.kvcacheio`, and of `sgl_kernel` itself."""
@@ -94,7 +94,7 @@ def _raise_on_read(module: str) -> Callable[[str], NoReturn]:
 
 def fill(package: ModuleType) -> None:
     """Give an empty `sgl_kernel` package its members and submodules, and bind the torch ops."""
-    submodules = {"mamba": MAMBA, "speculative": SPECULATIVE, "sampling": SAMPLING, "kvcacheio": KVCACHE}
+    submodules = {"mamba": MAMBA, "speculative": SPECULATIVE, "kvcacheio": KVCACHE}
     for short, members in submodules.items():
         name = f"sgl_kernel.{short}"
         module = ModuleType(name, f"CPU stand-ins; see {__name__}")
