@@ -96,6 +96,15 @@ def in_product_order(x, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def rows_in_product_order(x, CHUNK: tl.constexpr):
+    """x [PART, M] with its rows renamed as as_left names columns."""
+    PART: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    x = tl.reshape(x, [PART // CHUNK, 4, CHUNK // 16, 2, 2, COLUMNS])
+    return tl.reshape(tl.permute(x, (0, 2, 3, 1, 4, 5)), [PART, COLUMNS])
+
+
+@triton.jit
 def load_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
     """[M, PART] of the rows of SIZE at rows_at + position * stride, columns renamed; zeros where nothing is.
 

@@ -7,7 +7,7 @@ i's strict ancestors, and G the sum of g along a path,
 
 S0 = checkpoint[slot]. No solve: the tree only decides which terms count. Sums of g are float64, where a difference of
 two is as good as the sum between, so strong decays upstream of t cost no digits. D joins the diagonal term, both being
-coefficients of x_i.
+coefficients of x_i (coefficients.py).
 
 A row with more than fold_threshold pending tokens first folds the oldest into its checkpoint, as many as
 common/pending.py says, exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts
@@ -19,7 +19,8 @@ Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (stat
 Layouts: x, y [T, H, P], B, C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P]
 in slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
 order[row, p+i] receiving node i. A program owns one head of one row (or some of its blocks of P) and keeps the tokens'
-coefficients in registers while it streams the state past them, from the registers it comes in to tensor cores.
+coefficients in registers while it streams the state past them, from the registers it comes in to tensor cores. It makes
+them in the stream's first turn, while the first blocks are on their way.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -33,19 +34,17 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
-from ..common.elementary import softplus_rn
 from ..common.fragments import (
-    addends,
     as_left,
     as_tile,
     chunk_of,
-    in_product_order,
     inside,
     load_in_product_order,
     multiply,
     multiply_add,
     per_column,
     per_row,
+    rows_in_product_order,
     state_addends,
     tile_column,
     tile_row,
@@ -55,6 +54,7 @@ from ..common.operands import Rows, States
 from ..common.pending import pending_and_folding
 from ..common.tile import IS_KV
 from .arguments import check_sizes, parameters
+from .coefficients import coefficients, no_coefficients, paths, step_sizes
 from .fold_tile import TOKENS, fold_factors, weighted
 from .window import Mamba2Window
 
@@ -73,64 +73,42 @@ class Tiling(NamedTuple):
 
 
 @triton.jit
-def _has_bit(mask, bit):
-    return ((mask >> bit.to(mask.dtype)) & 1) != 0
-
-
-@triton.jit
-def _path(ancestors_row, node, is_node, N: tl.constexpr):
-    """Bits of each node's ancestors and of the node itself; 0 where there is no node."""
-    mask = tl.load(ancestors_row + node, mask=is_node, other=0)
-    if N <= 32:
-        mask = mask.to(tl.int32)
-    own = tl.full((), 1, mask.dtype) << tl.where(is_node, node, 0).to(mask.dtype)
-    return tl.where(is_node, mask | own, 0)
-
-
-@triton.jit
-def _step_size(dt_row, node, is_node, stride_dt, bias, SOFTPLUS: tl.constexpr):
-    """Nodes' step sizes after bias and softplus; 0 where there is no node."""
-    dt = tl.load(dt_row + node * stride_dt, mask=is_node, other=0.0).to(tl.float32) + bias
-    if SOFTPLUS:
-        dt = softplus_rn(dt)
-    return tl.where(is_node, dt, 0.0)
-
-
-@triton.jit
-def _load_tokens(window_at, input_at, columns, position, node, is_waiting, is_node, mask, stride_window, stride_input):
-    """Rows of the pending tokens, from the window, and of the nodes, from the input: [tokens, columns].
-
-    Returns them and the pointers at which the window has, or is to get, them.
-    """
-    stored = window_at + position[:, None] * stride_window + columns[None, :]
-    given = input_at + node[:, None] * stride_input + columns[None, :]
-    there = (is_waiting | is_node)[:, None] & mask[None, :]
-    return tl.load(tl.where(is_node[:, None], given, stored), mask=there, other=0.0), stored
-
-
-@triton.jit
 def _stream(
-    checkpoint_head, first_block, C_parts, tokens, inputs, fold,
+    checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing,
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, IS_KV: tl.constexpr, FOLDS: tl.constexpr,
     FOLD_STEPS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    STAGES: tl.constexpr, HAS_D: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of all blocks of one head's state, folded first if FOLDS; appends the nodes' x to the window.
+    """Outputs of some blocks of one head's state, folded first if FOLDS; appends the nodes' x to the window.
 
-    tokens: coefficients [token, node] in addends, decay [node] of the state, and which tokens there are. inputs: this
-    head's x, y and window, and their strides. fold: what the pending tokens' fold needs.
+    tokens: which there are, and where in the window. inputs: this head's x, y and window, and their strides. fold: what
+    the pending tokens' fold needs. weighing: what the tokens' coefficients are made of.
     """
-    coefficients, state_decay, node_i, position, node, is_waiting, is_node, appends = tokens
+    node_i, position, node, is_waiting, is_node, appends = tokens
     x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
-    for block in range(first_block, first_block + BLOCKS):
+    if BLOCKS == 1:
+        coefficient, state_decay = coefficients(
+            weighing, C_parts, tokens, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
+        )
+    else:
+        coefficient, state_decay = no_coefficients(position.shape[0], node_i.shape[0], PARTNER, COUNT)
+    for block in tl.range(first_block, first_block + BLOCKS, num_stages=STAGES):
+        if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
+            if block == first_block:  # when the first blocks of the state are on their way
+                coefficient, state_decay = coefficients(
+                    weighing, C_parts, tokens, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
+                )
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
-        x, stored = _load_tokens(
-            window_x_head, x_head, dim, position, node, is_waiting, is_node, dim_inside, stride_wx_pos, stride_x
-        )
-        tl.store(stored, x, mask=appends[:, None] & dim_inside[None, :])
-        output = multiply((tl.trans(x),), coefficients, NATIVE)
+        # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
+        stored = window_x_head + position[None, :] * stride_wx_pos + dim[:, None]
+        given = x_head + node[None, :] * stride_x + dim[:, None]
+        there = (is_waiting | is_node)[None, :] & dim_inside[:, None]
+        x = tl.load(tl.where(is_node[None, :], given, stored), mask=there, other=0.0)
+        tl.store(stored, x, mask=appends[None, :] & dim_inside[:, None])
+        output = multiply((x,), coefficient, NATIVE)
         factors = ()
         if FOLDS:
             window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept = fold
@@ -187,7 +165,7 @@ def _mamba2_verify_kernel(
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr,
-    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -212,7 +190,6 @@ def _mamba2_verify_kernel(
     row = tl.load(rows + b).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     folds = folding > 0
-    kept_tokens = before - folding
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
@@ -225,67 +202,47 @@ def _mamba2_verify_kernel(
     if HAS_BIAS:
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
 
-    # tokens: first those that stay pending, then the nodes
+    # tokens: from 0 on those that stay pending, and at the end the nodes
     token = tl.arange(0, BLOCK_T)
-    node = token - kept_tokens
-    is_waiting = token < kept_tokens
-    is_node = (node >= 0) & (node < N)
-    entry = folding + token
+    node = token - (BLOCK_T - N)
+    is_waiting = token < before - folding
+    is_node = node >= 0
+    entry = tl.where(is_node, before + node, folding + token)
     position = tl.load(order_row + entry, mask=(is_waiting | is_node) & (entry < CAPACITY), other=0).to(tl.int64)
     appends = is_node & (entry < CAPACITY)  # behind the pending tokens; nobody reads these positions in this launch
-    ancestors_row = ancestors + b * N
+    tokens = (node_i, position, node, is_waiting, is_node, appends)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
-    dt_node = _step_size(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
+    dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
-    dt_t = tl.where(is_node, dt_node, dt_waiting)
-    if tl.program_id(1) == 0:
+    is_first = tl.program_id(1) == 0
+    if is_first:
         tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=appends)
 
-    # log decays, in float64: from the newest waiting token down to node i, and from there up or down to token t
     is_i = node_i < N
-    path_i = _path(ancestors_row, node_i, is_i, N)
-    path_t = _path(ancestors_row, node, is_node, N)
-    g_i = decay_rate.to(tl.float64) * _step_size(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64)
-    down_i = tl.sum(tl.where(_has_bit(path_i[None, :], node_i[:, None]), g_i[:, None], 0.0), axis=0)
-    down_t = tl.sum(tl.where(_has_bit(path_t[:, None], node_i[None, :]), g_i[None, :], 0.0), axis=1)
-    g_t = decay_rate.to(tl.float64) * dt_waiting.to(tl.float64)
-    all_waiting = tl.sum(g_t, axis=0)
-    from_t = tl.where(is_waiting, all_waiting - tl.cumsum(g_t, axis=0), -down_t)
-    on_path = is_waiting[:, None] | (is_node[:, None] & _has_bit(path_i[None, :], tl.where(is_node, node, 0)[:, None]))
-    log_decay = tl.where(on_path, (from_t[:, None] + down_i[None, :]).to(tl.float32), 0.0)
-    state_decay = tl.exp((all_waiting + down_i).to(tl.float32))
+    rate = decay_rate.to(tl.float64)
+    skip = 0.0
+    if HAS_D:
+        skip = tl.load(D + head * stride_D).to(tl.float32)
+    weighing = (
+        tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
+        rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
+        paths(ancestors + b * N, node_i, is_i, N), skip, window_B_group, B + b * N * stride_B + group * DSTATE,
+        stride_wB_pos, stride_B, appends & is_first & (head % HEADS_PER_GROUP == 0),
+    )  # fmt: skip
 
-    # coefficients [token, node] of x_t in y_i
-    PARTNER: tl.constexpr = C.dtype.element_ty
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
     C_parts = ()  # [PART, node_i] each
-    scores = tl.zeros((BLOCK_T, BLOCK_I), tl.float32)
-    writes_B = appends & (tl.program_id(1) == 0) & (head % HEADS_PER_GROUP == 0)
     for part in tl.static_range(PARTS):
         column = part * PART + tl.arange(0, PART)
         column_inside = inside(column, DSTATE, DSTATE % PART == 0)
         C_part = tl.load(
-            C + (b * N + node_i)[:, None] * stride_C + group * DSTATE + column[None, :],
-            mask=is_i[:, None] & column_inside[None, :],
+            C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
+            mask=is_i[None, :] & column_inside[:, None],
             other=0.0,
         )
-        C_part = tl.trans(in_product_order(C_part, CHUNK))
-        B_part, stored = _load_tokens(
-            window_B_group, B + b * N * stride_B + group * DSTATE, column, position, node, is_waiting, is_node,
-            column_inside, stride_wB_pos, stride_B,
-        )  # fmt: skip
-        tl.store(stored, B_part, mask=writes_B[:, None] & column_inside[None, :])
-        scores = tl.fma(multiply((in_product_order(B_part, CHUNK),), (C_part,), NATIVE), 1.0, scores)
-        C_parts = C_parts + (C_part,)  # noqa: RUF005
-    coefficient = tl.where(on_path, scores * tl.exp(log_decay) * dt_t[:, None], 0.0)
-    if HAS_D:
-        skip = tl.load(D + head * stride_D).to(tl.float32)
-        coefficient += tl.where((node[:, None] == node_i[None, :]) & is_node[:, None], skip, 0.0)
+        C_parts = C_parts + (rows_in_product_order(C_part, CHUNK),)  # noqa: RUF005
 
     x_head = x + b * N * stride_x + head * HEADDIM
-    tokens = (
-        addends(coefficient, PARTNER, COUNT), state_decay, node_i, position, node, is_waiting, is_node, appends
-    )  # fmt: skip
     inputs = (x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos)
     if folds:
         positions, lives, shares, kept = fold_factors(
@@ -300,38 +257,43 @@ def _mamba2_verify_kernel(
         fold = (window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept)
         if EITHER and is_kv:
             _stream(
-                checkpoint_head, first_block, C_parts, tokens, inputs, fold, N, HEADDIM, DSTATE, True, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS,
+                checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, True, True,
+                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
             )  # fmt: skip
         else:
             _stream(
-                checkpoint_head, first_block, C_parts, tokens, inputs, fold, N, HEADDIM, DSTATE, False, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS,
+                checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, False, True,
+                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
             )  # fmt: skip
     elif EITHER and is_kv:
         _stream(
-            checkpoint_head, first_block, C_parts, tokens, inputs, (), N, HEADDIM, DSTATE, True, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS,
+            checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, True, False,
+            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
         )  # fmt: skip
     else:
         _stream(
-            checkpoint_head, first_block, C_parts, tokens, inputs, (), N, HEADDIM, DSTATE, False, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS,
+            checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, False, False,
+            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
         )  # fmt: skip
 
 
-def default_tiling(*, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int) -> Tiling:
+def default_tiling(
+    *, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int, narrow: bool = False
+) -> Tiling:
     """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each.
 
     Wider states and larger trees and windows take more warps, so that nothing spills. (More rows with them were no way
-    out: products' other factors, not the state, fill the registers, and each warp would hold them all.)
+    out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
+    of 16 bits.
     """
     tokens = fold_threshold + nodes
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
         return Tiling(16, 1, warps, 1)
-    # 168 registers: three warps more on a multiprocessor; 145 us in place of 161 at 4 nodes, batch 64 (H200)
-    return Tiling(16, triton.cdiv(headdim, 16), warps, 2, 168 if warps == 1 and nodes <= 8 else 0)
+    # 168 registers: three warps more on a multiprocessor, where next to nothing spills for it
+    slim = warps == 1 and nodes <= (8 if narrow else 4)
+    # of blocks of half the bytes one more has to be on its way
+    return Tiling(16, triton.cdiv(headdim, 16), warps, 3 if narrow and nodes <= 4 else 2, 168 if slim else 0)
 
 
 def constants_for(
@@ -369,6 +331,7 @@ def constants_for(
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
         "BLOCKS": tiling.blocks_per_program,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
+        "STAGES": tiling.num_stages,
     }
 
 
@@ -439,6 +402,7 @@ def mamba2_verify(
         fold_threshold=window.fold_threshold,
         batch=batch,
         nheads=nheads,
+        narrow=states.data.element_size() == 2,
     )
     constants = constants_for(
         tiling,

@@ -54,7 +54,13 @@ def mamba2(
 ) -> dict[str, int]:
     """keeps_newest: a fold leaves the newest tokens pending."""
     tiling = tiling or mamba2_verify.default_tiling(
-        headdim=headdim, dstate=dstate, nodes=nodes, fold_threshold=window, batch=batch, nheads=heads
+        headdim=headdim,
+        dstate=dstate,
+        nodes=nodes,
+        fold_threshold=window,
+        batch=batch,
+        nheads=heads,
+        narrow=DTYPES[state].itemsize == 2,
     )
     constants = mamba2_verify.constants_for(
         tiling,

@@ -1,0 +1,102 @@
+"""What the tokens of a verify give to its outputs: coefficients [token, node] of x_t in y_i (jit helpers only).
+
+Tokens are BLOCK_T: from 0 on those that stay pending, and at the end the nodes. With g = A dt, G the sum of g along a
+path and B . C from the tensor cores,
+
+    coefficient[t, i] = e^{G_i - G_t} dt_t (B_t . C_i)  + D where t is node i,      0 where t is not on the path of i
+
+Sums of g are float64, and their differences, [token, node] of them, are taken in two float32 numbers each: the sums'
+own digits and what those leave. Nothing here reads the state, so a kernel may do it while the state is on its way.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..common.elementary import softplus_rn
+from ..common.fragments import addends, in_product_order, inside, multiply
+
+
+@triton.jit
+def _has_bit(mask, bit):
+    return ((mask >> bit.to(mask.dtype)) & 1) != 0
+
+
+@triton.jit
+def paths(ancestors_row, node, is_node, N: tl.constexpr):
+    """Bits of each node's ancestors and of the node itself; 0 where there is no node."""
+    mask = tl.load(ancestors_row + node, mask=is_node, other=0)
+    if N <= 32:
+        mask = mask.to(tl.int32)
+    own = tl.full((), 1, mask.dtype) << tl.where(is_node, node, 0).to(mask.dtype)
+    return tl.where(is_node, mask | own, 0)
+
+
+@triton.jit
+def step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS: tl.constexpr):
+    """Nodes' step sizes after bias and softplus; 0 where there is no node."""
+    dt = tl.load(dt_row + node * stride_dt, mask=is_node, other=0.0).to(tl.float32) + bias
+    if SOFTPLUS:
+        dt = softplus_rn(dt)
+    return tl.where(is_node, dt, 0.0)
+
+
+@triton.jit
+def _in_two(x):
+    """x float64 as float32, and what that leaves of it."""
+    high = x.to(tl.float32)
+    return high, (x - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _at_nodes(x, is_itself):
+    """x [node] where the tokens are nodes, [token]; 0 at the others. is_itself: [token, node]."""
+    return tl.sum(tl.where(is_itself, x[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def no_coefficients(BLOCK_T: tl.constexpr, BLOCK_I: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr):
+    """What `coefficients` returns, of nothing: for a loop to carry until it has them."""
+    return addends(tl.zeros((BLOCK_T, BLOCK_I), tl.float32), PARTNER, COUNT), tl.zeros((BLOCK_I,), tl.float32)
+
+
+@triton.jit
+def coefficients(
+    weighing, C_parts, tokens,
+    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, HAS_D: tl.constexpr,
+    NATIVE: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """(coefficients [token, node] in COUNT addends, decay [node] of the state); appends the nodes' B to the window.
+
+    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where B lies and goes. C_parts: [PART, node]
+    each, rows in product order. tokens: places in the window, numbers of nodes, and which token is what.
+    """
+    node_i, position, node, is_waiting, is_node, _ = tokens
+    dt_t, g_t, g_i, path_i, skip, window_B_group, B_group, stride_wB_pos, stride_B, writes_B = weighing
+    on = _has_bit(path_i[None, :], node_i[:, None])
+    down_i = tl.sum(tl.where(on, g_i[:, None], 0.0), axis=0)
+    all_waiting = tl.sum(g_t, axis=0)
+    down_high, down_low = _in_two(down_i)
+    since_high, since_low = _in_two(all_waiting - tl.cumsum(g_t, axis=0))
+    is_itself = node[:, None] == node_i[None, :]
+    from_high = tl.where(is_node, -_at_nodes(down_high, is_itself), since_high)
+    from_low = tl.where(is_node, -_at_nodes(down_low, is_itself), since_low)
+    log_decay = (from_high[:, None] + down_high[None, :]) + (from_low[:, None] + down_low[None, :])
+    on_path = is_waiting[:, None] | (is_node[:, None] & _has_bit(path_i[None, :], tl.where(is_node, node, 0)[:, None]))
+
+    scores = tl.zeros((position.shape[0], node_i.shape[0]), tl.float32)
+    for part in tl.static_range(PARTS):
+        column = part * PART + tl.arange(0, PART)
+        column_inside = inside(column, DSTATE, DSTATE % PART == 0)[None, :]
+        stored = window_B_group + position[:, None] * stride_wB_pos + column[None, :]
+        given = B_group + node[:, None] * stride_B + column[None, :]
+        there = (is_waiting | is_node)[:, None] & column_inside
+        B_part = tl.load(tl.where(is_node[:, None], given, stored), mask=there, other=0.0)
+        tl.store(stored, B_part, mask=writes_B[:, None] & column_inside)
+        scores = tl.fma(multiply((in_product_order(B_part, CHUNK),), (C_parts[part],), NATIVE), 1.0, scores)
+    decay = tl.exp(tl.where(on_path, log_decay, 0.0))
+    coefficient = tl.where(on_path, scores * decay * dt_t[:, None], 0.0)
+    if HAS_D:
+        coefficient += tl.where(is_itself, skip, 0.0)
+    return addends(coefficient, PARTNER, COUNT), tl.exp((all_waiting + down_i).to(tl.float32))
