@@ -22,7 +22,7 @@ from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups
-from .fold_tile import TOKENS, fold_step, step_factors, step_keys, step_tokens
+from .fold_tile import TOKENS, fold_step, in_addends, step_factors, step_keys, step_tokens
 from .tiles import may_fuse
 from .window import GdnWindow
 
@@ -87,7 +87,7 @@ def _fold_kernel(
             mask=live[None, :] & dim_inside[:, None],
             other=0.0,
         )
-        tiles = fold_step(tiles, values, keys, factors, CHUNK, WARPS, NATIVE)
+        tiles = fold_step(tiles, values, keys, in_addends(factors), CHUNK, WARPS, NATIVE)
     for part in tl.static_range(PARTS):
         tile_k = part * PART + tile_column(PART, CHUNK)
         in_vk = per_row(tile_v) * K + per_column(tile_k)

@@ -177,10 +177,17 @@ def store_factors(at, factors):
 
 
 @triton.jit
+def in_addends(factors):
+    """What step_factors made, as fold_step takes it: X^T in three addends, cut once however many blocks follow."""
+    of_value, of_product, norm, solve, kept = factors
+    return of_value, of_product, norm, addends(solve, tl.bfloat16, 3), kept
+
+
+@triton.jit
 def load_factors(at):
-    """What store_factors kept."""
+    """What store_factors kept, in_addends."""
     of_value, of_product, norm, solve, kept = _factor_pointers(at)
-    return tl.load(of_value), tl.load(of_product), tl.load(norm), tl.load(solve), tl.load(kept)
+    return in_addends((tl.load(of_value), tl.load(of_product), tl.load(norm), tl.load(solve), tl.load(kept)))
 
 
 @triton.jit
@@ -190,7 +197,7 @@ def fold_step(
 ):  # fmt: skip
     """Some rows of a state after these tokens, float32: tiles of PART columns each, a tuple as the keys are.
 
-    values [rows, TOKENS], zero where no token is; factors by step_factors.
+    values [rows, TOKENS], zero where no token is; factors by load_factors or in_addends.
     """
     of_value, of_product, norm, solve, kept = factors
     PARTNER: tl.constexpr = keys[0].dtype
@@ -201,7 +208,7 @@ def fold_step(
         product = tl.fma(multiply(left, (tl.trans(keys[part]),), NATIVE), 1.0, product)
     given = tl.fma(product, of_product[None, :], values.to(tl.float32) * of_value[None, :])
     # the diagonal in float32's own rounding
-    coupled = multiply(addends(given, tl.bfloat16, 3), addends(solve, tl.bfloat16, 3), NATIVE)
+    coupled = multiply(addends(given, tl.bfloat16, 3), solve, NATIVE)
     weight = tl.fma(given, norm[None, :], coupled)
     weights = addends(weight, PARTNER, 3)
     folded = ()

@@ -33,11 +33,11 @@ from ..common.fragments import (
     addends,
     as_left,
     chunk_of,
-    in_product_order,
     inside,
     multiply,
     per_column,
     per_row,
+    rows_in_product_order,
     state_addends,
     tile_column,
     tile_row,
@@ -69,13 +69,13 @@ def _prepared(
     queries = ()
     for part in tl.static_range(PARTS):
         column = part * PART + tl.arange(0, PART)
-        at = x_head + node_i[:, None] * K + column[None, :]
-        mask = is_i[:, None] & inside(column, K, K % PART == 0)[None, :]
-        x = tl.trans(in_product_order(tl.load(at, mask=mask, other=0.0), CHUNK))
+        at = x_head + node_i[None, :] * K + column[:, None]
+        mask = is_i[None, :] & inside(column, K, K % PART == 0)[:, None]
+        x = rows_in_product_order(tl.load(at, mask=mask, other=0.0), CHUNK)
         if SPLIT:
             # carried holds the high halves of all rows, then the low ones
             low_at = at + tl.num_programs(0).to(tl.int64) * (N * K)
-            low = tl.trans(in_product_order(tl.load(low_at, mask=mask, other=0.0), CHUNK))
+            low = rows_in_product_order(tl.load(low_at, mask=mask, other=0.0), CHUNK)
             queries = queries + ((low, x),)  # noqa: RUF005
         else:
             queries = queries + ((x,),)  # noqa: RUF005
@@ -94,16 +94,16 @@ def _in_float32(tiles):
 
 @triton.jit
 def _fold_step(
-    tiles, position, live, keys, factors_at, window_v_head, stride_wv, dim, dim_inside,
+    tiles, position, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
     CHUNK: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """fold_step with the values of the window and the factors that prepare.py has left."""
+    """fold_step with the values of the window."""
     values = tl.load(
         window_v_head + position[None, :] * stride_wv + dim[:, None],
         mask=live[None, :] & dim_inside[:, None],
         other=0.0,
     )
-    return fold_step(tiles, values, keys, load_factors(factors_at), CHUNK, WARPS, NATIVE)
+    return fold_step(tiles, values, keys, factors, CHUNK, WARPS, NATIVE)
 
 
 @triton.jit
@@ -148,15 +148,17 @@ def _stream(
     if FOLDS and FOLD_STEPS == 1:
         at_step, live = step_tokens(0, folding, order)
         keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
+        factors = load_factors(factors_head)
     for block in tl.range(first_block, first_block + BLOCKS, num_stages=FOLD_STAGES if FOLDS else STAGES):
         dim = block * BP + tl.arange(0, BP)
         dim_inside = inside(dim, V, V % (BP * BLOCKS) == 0)
-        stored = window_v_head + position[:, None] * stride_wv + dim[None, :]
-        given = v_head + node[:, None] * stride_v + dim[None, :]
-        at_values = tl.where(is_node[:, None], given, stored)
-        values = tl.load(at_values, mask=is_token[:, None] & dim_inside[None, :], other=0.0)
-        tl.store(stored, values, mask=is_node[:, None] & dim_inside[None, :])
-        output = multiply((tl.trans(values),), weights, NATIVE)
+        # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
+        stored = window_v_head + position[None, :] * stride_wv + dim[:, None]
+        given = v_head + node[None, :] * stride_v + dim[:, None]
+        at_values = tl.where(is_node[None, :], given, stored)
+        values = tl.load(at_values, mask=is_token[None, :] & dim_inside[:, None], other=0.0)
+        tl.store(stored, values, mask=is_node[None, :] & dim_inside[:, None])
+        output = multiply((values,), weights, NATIVE)
 
         tile_v = block * BP + tile_row(BP, WARPS)
         tile_inside = inside(tile_v, V, V % (BP * BLOCKS) == 0)
@@ -169,16 +171,17 @@ def _stream(
             tiles = _in_float32(tiles)
             if FOLD_STEPS == 1:
                 tiles = _fold_step(
-                    tiles, at_step, live, keys, factors_head, window_v_head, stride_wv, dim, dim_inside,
+                    tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
                     CHUNK, WARPS, NATIVE,
                 )  # fmt: skip
             else:
                 for start in tl.range(0, folding, TOKENS, num_stages=1):
                     at_step, live = step_tokens(start, folding, order)
                     keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
+                    factors = load_factors(factors_head + start // TOKENS * STEP_FLOATS)
                     tiles = _fold_step(
-                        tiles, at_step, live, keys, factors_head + start // TOKENS * STEP_FLOATS, window_v_head,
-                        stride_wv, dim, dim_inside, CHUNK, WARPS, NATIVE,
+                        tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
+                        CHUNK, WARPS, NATIVE,
                     )  # fmt: skip
             # outputs start from what is written, as the next verify's will
             written = ()
@@ -330,21 +333,22 @@ def default_config(
     """
     tokens = fold_threshold + nodes
     many = heads >= FEW_HEADS
-    # what next to nothing spills in (tests/bench/compile_report.py): a tile of 32 rows if a fold loads its keys once
-    once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value
-    block_v = 32 if once and many else 16
+    once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value  # a fold loads its keys once
+    # one warp a program waits for nobody; 16 nodes and what a fold holds do not fit into its registers
+    alone = once and (nodes <= 8 or not many)
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
+    block_v = 32 if once and not alone else 16
     # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
     slim = nodes <= (16 if many else 8)
     return VerifyConfig(
         block_v=block_v,
         blocks=triton.cdiv(values, block_v) if many else 1,
-        num_warps=1 if once and not many else warps,
+        num_warps=1 if alone else warps,
         prepare_warps=1 if slim else 2,
         # a multiprocessor then has room for 16 of them; Triton 3.8 takes 140, and some would wait for the others
         prepare_registers=128 if 4 < nodes <= 8 else None,
-        # of blocks of half the bytes one more has to be on its way
-        num_stages=(3 if narrow and once else 2) if many else 1,
+        # of small blocks (a warp's, or of states of 16 bits) one more has to be on its way
+        num_stages=(3 if once and (alone or narrow) else 2) if many else 1,
         fold_stages=2 if many else 1,
         split=not exact,
         overlap=overlap,
