@@ -54,6 +54,7 @@ from .tiles import may_fuse
 from .window import GdnWindow
 
 FEW_HEADS = 512  # below this many states, a block of values a program
+MANY_HEADS = 2048  # from this many on a program is one warp: eight of them a multiprocessor, twice over
 
 
 @triton.jit
@@ -335,7 +336,7 @@ def default_config(
     many = heads >= FEW_HEADS
     once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value  # a fold loads its keys once
     # one warp a program waits for nobody; 16 nodes and what a fold holds do not fit into its registers
-    alone = once and (nodes <= 8 or not many)
+    alone = once and (not many or (nodes <= 8 and heads >= MANY_HEADS))
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
     block_v = 32 if once and not alone else 16
     # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
@@ -347,8 +348,8 @@ def default_config(
         prepare_warps=1 if slim else 2,
         # a multiprocessor then has room for 16 of them; Triton 3.8 takes 140, and some would wait for the others
         prepare_registers=128 if 4 < nodes <= 8 else None,
-        # of small blocks (a warp's, or of states of 16 bits) one more has to be on its way
-        num_stages=(3 if once and (alone or narrow) else 2) if many else 1,
+        # of states of 16 bits one block more has to be on its way, and for small drafts there is room for it
+        num_stages=(3 if once and (nodes <= 8 or narrow) else 2) if many else 1,
         fold_stages=2 if many else 1,
         split=not exact,
         overlap=overlap,
