@@ -78,7 +78,7 @@ def _stream(
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, IS_KV: tl.constexpr, FOLDS: tl.constexpr,
     FOLD_STEPS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    STAGES: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_D: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some blocks of one head's state, folded first if FOLDS; appends the nodes' x to the window.
 
@@ -94,7 +94,7 @@ def _stream(
         )
     else:
         coefficient, state_decay = no_coefficients(position.shape[0], node_i.shape[0], PARTNER, COUNT)
-    for block in tl.range(first_block, first_block + BLOCKS, num_stages=STAGES):
+    for block in range(first_block, first_block + BLOCKS):
         if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
             if block == first_block:  # when the first blocks of the state are on their way
                 coefficient, state_decay = coefficients(
@@ -165,7 +165,7 @@ def _mamba2_verify_kernel(
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr,
-    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
+    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -258,22 +258,22 @@ def _mamba2_verify_kernel(
         if EITHER and is_kv:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, True, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
+                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
             )  # fmt: skip
         else:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, False, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
+                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
             )  # fmt: skip
     elif EITHER and is_kv:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, True, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
+            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
     else:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, False, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, STAGES, HAS_D,
+            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def default_tiling(
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
         return Tiling(16, 1, warps, 1)
-    # 168 registers: three warps more on a multiprocessor, where next to nothing spills for it
+    # 168 registers: three warps more on a multiprocessor, worth what spills for it up to so many nodes
     slim = warps == 1 and nodes <= (8 if narrow else 4)
     # of blocks of half the bytes one more has to be on its way
     return Tiling(16, triton.cdiv(headdim, 16), warps, 3 if narrow and nodes <= 4 else 2, 168 if slim else 0)
@@ -331,7 +331,6 @@ def constants_for(
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
         "BLOCKS": tiling.blocks_per_program,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
-        "STAGES": tiling.num_stages,
     }
 
 
