@@ -1,7 +1,8 @@
 """What the tokens of a verify give to its outputs: coefficients [token, node] of x_t in y_i (jit helpers only).
 
-Tokens are BLOCK_T: from 0 on those that stay pending, and at the end the nodes. With g = A dt, G the sum of g along a
-path and B . C from the tensor cores,
+Tokens are BLOCK_T: from 0 on those that stay pending, and at the end the nodes; pending ones that find no place before
+the nodes are in a tile of their own, of MORE tokens, if the launch has one. With g = A dt, G the sum of g along a path
+and B . C from the tensor cores,
 
     coefficient[t, i] = e^{G_i - G_t} dt_t (B_t . C_i)  + D where t is node i,      0 where t is not on the path of i
 
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import softplus_rn
-from ..common.fragments import addends, in_product_order, inside, multiply
+from ..common.fragments import addends, in_product_order, inside, load_in_product_order, multiply
 
 
 @triton.jit
@@ -56,34 +57,58 @@ def _at_nodes(x, is_itself):
 
 
 @triton.jit
-def no_coefficients(BLOCK_T: tl.constexpr, BLOCK_I: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr):
+def no_coefficients(
+    BLOCK_T: tl.constexpr, MORE: tl.constexpr, BLOCK_I: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr
+):  # fmt: skip
     """What `coefficients` returns, of nothing: for a loop to carry until it has them."""
-    return addends(tl.zeros((BLOCK_T, BLOCK_I), tl.float32), PARTNER, COUNT), tl.zeros((BLOCK_I,), tl.float32)
+    coefficient = addends(tl.zeros((BLOCK_T, BLOCK_I), tl.float32), PARTNER, COUNT)
+    more = ()
+    if MORE:
+        more = addends(tl.zeros((MORE, BLOCK_I), tl.float32), PARTNER, COUNT)
+    return coefficient, more, tl.zeros((BLOCK_I,), tl.float32)
 
 
 @triton.jit
 def coefficients(
-    weighing, C_parts, tokens,
+    weighing, C_parts, tokens, more,
     DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, HAS_D: tl.constexpr,
     NATIVE: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """(coefficients [token, node] in COUNT addends, decay [node] of the state); appends the nodes' B to the window.
+    """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state); appends the
+    nodes' B to the window.
 
     weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where B lies and goes. C_parts: [PART, node]
-    each, rows in product order. tokens: places in the window, numbers of nodes, and which token is what.
+    each, rows in product order. tokens: places in the window, numbers of nodes, and which token is what. more: of
+    pending tokens beyond these, places, which there are, dt and g; () where the launch has no tile for them.
     """
     node_i, position, node, is_waiting, is_node, _ = tokens
     dt_t, g_t, g_i, path_i, skip, window_B_group, B_group, stride_wB_pos, stride_B, writes_B = weighing
     on = _has_bit(path_i[None, :], node_i[:, None])
     down_i = tl.sum(tl.where(on, g_i[:, None], 0.0), axis=0)
-    all_waiting = tl.sum(g_t, axis=0)
     down_high, down_low = _in_two(down_i)
-    since_high, since_low = _in_two(all_waiting - tl.cumsum(g_t, axis=0))
     is_itself = node[:, None] == node_i[None, :]
+    on_path = is_waiting[:, None] | (is_node[:, None] & _has_bit(path_i[None, :], tl.where(is_node, node, 0)[:, None]))
+    all_waiting = tl.sum(g_t, axis=0)
+    since = all_waiting - tl.cumsum(g_t, axis=0)
+    after = ()
+    if len(more) > 0:
+        position_more, is_more, dt_more, g_more = more
+        all_more = tl.sum(g_more, axis=0)
+        since_high, since_low = _in_two(all_more - tl.cumsum(g_more, axis=0))
+        log_decay = (since_high[:, None] + down_high[None, :]) + (since_low[:, None] + down_low[None, :])
+        scores = tl.zeros((position_more.shape[0], node_i.shape[0]), tl.float32)
+        for part in tl.static_range(PARTS):
+            at = (position_more, is_more, part * PART)
+            B_more = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
+            scores = tl.fma(multiply((B_more,), (C_parts[part],), NATIVE), 1.0, scores)
+        decay = tl.exp(tl.where(is_more[:, None], log_decay, 0.0))
+        after = addends(scores * decay * dt_more[:, None], PARTNER, COUNT)
+        all_waiting += all_more
+        since += all_more
+    since_high, since_low = _in_two(since)
     from_high = tl.where(is_node, -_at_nodes(down_high, is_itself), since_high)
     from_low = tl.where(is_node, -_at_nodes(down_low, is_itself), since_low)
     log_decay = (from_high[:, None] + down_high[None, :]) + (from_low[:, None] + down_low[None, :])
-    on_path = is_waiting[:, None] | (is_node[:, None] & _has_bit(path_i[None, :], tl.where(is_node, node, 0)[:, None]))
 
     scores = tl.zeros((position.shape[0], node_i.shape[0]), tl.float32)
     for part in tl.static_range(PARTS):
@@ -99,4 +124,4 @@ def coefficients(
     coefficient = tl.where(on_path, scores * decay * dt_t[:, None], 0.0)
     if HAS_D:
         coefficient += tl.where(is_itself, skip, 0.0)
-    return addends(coefficient, PARTNER, COUNT), tl.exp((all_waiting + down_i).to(tl.float32))
+    return addends(coefficient, PARTNER, COUNT), after, tl.exp((all_waiting + down_i).to(tl.float32))

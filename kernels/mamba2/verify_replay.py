@@ -74,7 +74,7 @@ class Tiling(NamedTuple):
 
 @triton.jit
 def _stream(
-    checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing,
+    checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing,
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, IS_KV: tl.constexpr, FOLDS: tl.constexpr,
     FOLD_STEPS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
@@ -82,23 +82,25 @@ def _stream(
 ):  # fmt: skip
     """Outputs of some blocks of one head's state, folded first if FOLDS; appends the nodes' x to the window.
 
-    tokens: which there are, and where in the window. inputs: this head's x, y and window, and their strides. fold: what
-    the pending tokens' fold needs. weighing: what the tokens' coefficients are made of.
+    tokens: which there are, and where in the window. more: pending ones that find no place in them (coefficients.py).
+    inputs: this head's x, y and window, and their strides. fold: what the pending tokens' fold needs. weighing: what
+    the tokens' coefficients are made of.
     """
     node_i, position, node, is_waiting, is_node, appends = tokens
     x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
     if BLOCKS == 1:
-        coefficient, state_decay = coefficients(
-            weighing, C_parts, tokens, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
+        coefficient, after, state_decay = coefficients(
+            weighing, C_parts, tokens, more, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
         )
     else:
-        coefficient, state_decay = no_coefficients(position.shape[0], node_i.shape[0], PARTNER, COUNT)
+        MORE: tl.constexpr = more[0].shape[0] if len(more) > 0 else 0
+        coefficient, after, state_decay = no_coefficients(position.shape[0], MORE, node_i.shape[0], PARTNER, COUNT)
     for block in range(first_block, first_block + BLOCKS):
         if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
             if block == first_block:  # when the first blocks of the state are on their way
-                coefficient, state_decay = coefficients(
-                    weighing, C_parts, tokens, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
+                coefficient, after, state_decay = coefficients(
+                    weighing, C_parts, tokens, more, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
                 )
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
@@ -109,6 +111,13 @@ def _stream(
         x = tl.load(tl.where(is_node[None, :], given, stored), mask=there, other=0.0)
         tl.store(stored, x, mask=appends[None, :] & dim_inside[:, None])
         output = multiply((x,), coefficient, NATIVE)
+        if len(more) > 0:
+            x_more = tl.load(
+                window_x_head + more[0][None, :] * stride_wx_pos + dim[:, None],
+                mask=more[1][None, :] & dim_inside[:, None],
+                other=0.0,
+            )
+            output = multiply_add((x_more,), after, output, NATIVE)
         factors = ()
         if FOLDS:
             window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept = fold
@@ -155,6 +164,53 @@ def _stream(
 
 
 @triton.jit
+def _stream_row(
+    place, C_parts, tokens, more, inputs, waiting, weighing,
+    N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, EITHER: tl.constexpr, FOLD_STEPS: tl.constexpr,
+    COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, HAS_D: tl.constexpr,
+):  # fmt: skip
+    """_stream as the row's state lies, and with the fold that it is due.
+
+    place: the head's state, the first block, and whether it lies as KV. waiting: how many of the pending tokens are to
+    be folded, and where their inputs are.
+    """
+    checkpoint_head, first_block, is_kv = place
+    folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate = waiting
+    if folding > 0:
+        positions, lives, shares, kept = fold_factors(
+            folding, order_row, window_dt_head, stride_wdt_pos, decay_rate, FOLD_STEPS
+        )
+        B_folds = ()
+        if KEEP_B:
+            for step in tl.static_range(FOLD_STEPS):
+                for part in tl.static_range(PARTS):
+                    at = (positions[step], lives[step], part * PART)
+                    B_folds = B_folds + (load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
+        fold = (window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept)
+        if EITHER and is_kv:
+            _stream(
+                checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, True,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            )  # fmt: skip
+        else:
+            _stream(
+                checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, False,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            )  # fmt: skip
+    elif EITHER and is_kv:
+        _stream(
+            checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, True,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+        )  # fmt: skip
+    else:
+        _stream(
+            checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, False,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+        )  # fmt: skip
+
+
+@triton.jit
 def _mamba2_verify_kernel(
     x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
     window_x, window_B, window_dt, ancestors, schedule, fold_threshold, fold_at_once,
@@ -164,8 +220,8 @@ def _mamba2_verify_kernel(
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr,
-    KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    MORE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+    FOLD_STEPS: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -189,7 +245,6 @@ def _mamba2_verify_kernel(
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
     row = tl.load(rows + b).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
-    folds = folding > 0
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
@@ -205,8 +260,10 @@ def _mamba2_verify_kernel(
     # tokens: from 0 on those that stay pending, and at the end the nodes
     token = tl.arange(0, BLOCK_T)
     node = token - (BLOCK_T - N)
-    is_waiting = token < before - folding
     is_node = node >= 0
+    is_waiting = token < before - folding
+    if MORE:
+        is_waiting = is_waiting & (node < 0)
     entry = tl.where(is_node, before + node, folding + token)
     position = tl.load(order_row + entry, mask=(is_waiting | is_node) & (entry < CAPACITY), other=0).to(tl.int64)
     appends = is_node & (entry < CAPACITY)  # behind the pending tokens; nobody reads these positions in this launch
@@ -244,37 +301,33 @@ def _mamba2_verify_kernel(
 
     x_head = x + b * N * stride_x + head * HEADDIM
     inputs = (x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos)
-    if folds:
-        positions, lives, shares, kept = fold_factors(
-            folding, order_row, window_dt_head, stride_wdt_pos, decay_rate, FOLD_STEPS
-        )
-        B_folds = ()
-        if KEEP_B:
-            for step in tl.static_range(FOLD_STEPS):
-                for part in tl.static_range(PARTS):
-                    at = (positions[step], lives[step], part * PART)
-                    B_folds = B_folds + (load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
-        fold = (window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept)
-        if EITHER and is_kv:
-            _stream(
-                checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, True, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
-            )  # fmt: skip
-        else:
-            _stream(
-                checkpoint_head, first_block, C_parts, tokens, inputs, fold, weighing, N, HEADDIM, DSTATE, False, True,
-                FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
-            )  # fmt: skip
-    elif EITHER and is_kv:
-        _stream(
-            checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, True, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+    place = (checkpoint_head, first_block, is_kv)
+    waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
+    if MORE and before - folding > BLOCK_T - N:
+        later = BLOCK_T - N + tl.arange(0, MORE)
+        is_later = later < before - folding
+        at_later = tl.load(order_row + folding + later, mask=is_later, other=0).to(tl.int64)
+        dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
+        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
+        _stream_row(
+            place, C_parts, tokens, more, inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
     else:
-        _stream(
-            checkpoint_head, first_block, C_parts, tokens, inputs, (), weighing, N, HEADDIM, DSTATE, False, False,
-            FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+        _stream_row(
+            place, C_parts, tokens, (), inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
+
+
+def token_tiles(fold_threshold: int, nodes: int) -> tuple[int, int]:
+    """Tokens of a verify: nodes with the pending tokens that fit beside them, and a second tile for those that do not.
+
+    Most rows then have no need of the second, and with one in place of the two they fit into a warp's registers."""
+    tokens = fold_threshold + nodes
+    if 32 < tokens <= 48 and nodes <= 16:
+        return 32, 16
+    return max(16, triton.next_power_of_2(tokens)), 0
 
 
 def default_tiling(
@@ -286,7 +339,7 @@ def default_tiling(
     out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
     of 16 bits.
     """
-    tokens = fold_threshold + nodes
+    tokens, _ = token_tiles(fold_threshold, nodes)
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
         return Tiling(16, 1, warps, 1)
@@ -312,6 +365,7 @@ def constants_for(
 ) -> dict[str, int]:
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
+    block_t, more = token_tiles(fold_threshold, nodes)
     return {
         "N": nodes,
         "CAPACITY": capacity,
@@ -322,7 +376,8 @@ def constants_for(
         "EITHER": either,
         "NATIVE": not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
         "BLOCK_I": max(8, triton.next_power_of_2(nodes)),
-        "BLOCK_T": max(16, triton.next_power_of_2(fold_threshold + nodes)),
+        "BLOCK_T": block_t,
+        "MORE": more,
         "BLOCK_P": tiling.block_p,
         "PARTS": triton.cdiv(dstate, min(PART, block_s)),
         "PART": min(PART, block_s),

@@ -92,6 +92,37 @@ def test_pending_counts(op, threshold, device):
     check(case, op)
 
 
+#: (nodes, fold_threshold, pending, newest): as many pending tokens as fit beside the nodes in a tile of 32, fewer, and
+#: more, before a fold and after it.
+AROUND_A_TILE = [
+    (16, 20, [0, 16, 17, 18, 20, 25, 36, 36], [0, 0, 3, 0, 9, 9, 18, 4]),
+    (12, 32, [20, 21, 32, 40, 44], [1, 0, 32, 30, 2]),
+]
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("nodes", "threshold", "pending", "newest"), AROUND_A_TILE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_than_a_tile_of_tokens(op, nodes, threshold, pending, newest, dtype, device):
+    case = make_case(
+        batch=len(pending) + 1,
+        nodes=nodes,
+        tree=True,
+        nheads=2,
+        ngroups=1,
+        fold_threshold=threshold,
+        pending=[*pending, 0],
+        newest=[*newest, 0],
+        padding=(len(pending),),
+        dtype=dtype,
+        state_dtype=dtype,
+        strided=True,
+        device=device,
+        seed=5,
+    )
+    check(case, op)
+
+
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("threshold", [0, 1, 4, 16])
 def test_every_newest_count(op, threshold, device):
