@@ -206,6 +206,50 @@ def _stream(
 
 
 @triton.jit
+def _stream_path(
+    place, kept, inputs, prepared, fold,
+    N: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BI: tl.constexpr, TOKEN_TILE: tl.constexpr,
+    BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr, STAGES: tl.constexpr, FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
+):  # fmt: skip
+    """_stream with the tokens of a path in a tile of TOKEN_TILE, as the head's state lies and with the fold it is due.
+
+    The path: what stays pending (kept), from the window, then the nodes, from the argument. place: the head's state,
+    the first block, the head's number, and whether its state lies as KV.
+    """
+    state_head, first_block, head, is_kv = place
+    folding, order, _, _ = fold
+    token = tl.arange(0, TOKEN_TILE)
+    node = token - kept
+    is_token = node < N
+    is_node = (node >= 0) & is_token
+    position = tl.load(order + folding + token, mask=is_token, other=0).to(tl.int64)
+    tokens = (token, position, node, is_token, is_node)
+    if folding > 0:
+        if EITHER and is_kv:
+            _stream(
+                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, True, BI, BT,
+                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+            )  # fmt: skip
+        else:
+            _stream(
+                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, True, BI, BT,
+                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+            )  # fmt: skip
+    elif EITHER and is_kv:
+        _stream(
+            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, False, BI, BT,
+            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+        )  # fmt: skip
+    else:
+        _stream(
+            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, False, BI, BT,
+            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
 def _verify_kernel(
     v, states, axis_order, slots, rows, schedule, pending, newest, order, window_k, window_v, carried, weights,
     fold_factors, out, fold_threshold, fold_at_once, capacity,
@@ -214,7 +258,7 @@ def _verify_kernel(
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr,
     SPLIT: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr,
-    FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr,
+    FOLD_STAGES: tl.constexpr, EITHER: tl.constexpr, FITS_HALF: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(0) // HV
     if schedule is not None:
@@ -249,38 +293,20 @@ def _verify_kernel(
         is_kv = tl.load(axis_order + slot) == IS_KV
     order += row * capacity
     k_head = window_k + row * stride_wk_row + hv // (HV // H) * K
-
-    # the path: what stays pending, from the window, then the nodes, from the argument
-    token = tl.arange(0, BT)
-    node = token - kept
-    is_token = node < N
-    is_node = (node >= 0) & is_token
-    position = tl.load(order + folding + token, mask=is_token, other=0).to(tl.int64)
-    tokens = (token, position, node, is_token, is_node)
     v_head = v + batch_row * N * stride_v + hv * V
     inputs = (v_head, out_head, window_v + row * stride_wv_row + hv * V, stride_v, stride_wv)
     prepared = (carried, weights, fold_factors + head.to(tl.int64) * (FOLD_STEPS * STEP_FLOATS))
     fold = (folding, order, k_head, stride_wk)
-    if folding > 0:
-        if EITHER and is_kv:
-            _stream(
-                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, True, BI, BT,
-                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
-            )  # fmt: skip
-        else:
-            _stream(
-                state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, True, BI, BT,
-                BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
-            )  # fmt: skip
-    elif EITHER and is_kv:
-        _stream(
-            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, True, False, BI, BT,
-            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+    place = (state_head, first_block, head, is_kv)
+    if FITS_HALF and kept <= BT // 2 - N:
+        _stream_path(
+            place, kept, inputs, prepared, fold, N, HV, K, V, BI, BT // 2, BT, BP, BLOCKS, PARTS, PART, CHUNK,
+            FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES, EITHER,
         )  # fmt: skip
     else:
-        _stream(
-            state_head, first_block, head, tokens, inputs, prepared, fold, N, HV, K, V, False, False, BI, BT,
-            BP, BLOCKS, PARTS, PART, CHUNK, FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES,
+        _stream_path(
+            place, kept, inputs, prepared, fold, N, HV, K, V, BI, BT, BT, BP, BLOCKS, PARTS, PART, CHUNK,
+            FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES, EITHER,
         )  # fmt: skip
 
 
@@ -334,10 +360,10 @@ def default_config(
     """
     tokens = fold_threshold + nodes
     many = heads >= FEW_HEADS
-    once = tokens <= 2 * TOKENS.value and nodes <= TOKENS.value  # a fold loads its keys once
+    once = tokens <= 3 * TOKENS.value and nodes <= TOKENS.value  # a fold loads its keys once
     # one warp a program waits for nobody; 16 nodes and what a fold holds do not fit into its registers
-    alone = once and (not many or (nodes <= 8 and heads >= MANY_HEADS))
-    warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2
+    alone = once and (not many or (nodes <= 8 and tokens <= 2 * TOKENS.value and heads >= MANY_HEADS))
+    warps = 8 if tokens > 64 else 2 if once else 4
     block_v = 32 if once and not alone else 16
     # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
     slim = nodes <= (16 if many else 8)
@@ -397,6 +423,8 @@ def constants_for(
         "BLOCK": config.block_v * padded_k,
         "WARPS": min(config.num_warps, config.block_v // 16), "CHUNK": chunk_of(state, part),
         "STAGES": config.num_stages, "FOLD_STAGES": config.fold_stages, "EITHER": either,
+        # most paths then fit into half of the tile that the longest needs
+        "FITS_HALF": common["BT"] > 32 and 4 * nodes <= common["BT"],
     }  # fmt: skip
     return {**common, **prepare}, {**common, **verify}
 

@@ -79,6 +79,28 @@ def test_every_pending_count(which: str, fold_threshold: int, index_dtype: torch
     check_verify(case, implementation(which, device)[0])
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("nodes", "fold_threshold", "pending", "newest"),
+    [
+        (16, 20, [0, 15, 16, 17, 20, 25, 36, 36], [0, 0, 3, 0, 9, 9, 17, 4]),
+        (8, 32, [24, 25, 32, 39, 40], [1, 0, 32, 30, 2]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_paths_around_half_a_tile(
+    which: str, nodes: int, fold_threshold: int, pending: list[int], newest: list[int], dtype: torch.dtype,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Paths that fill half of the tile that the longest may need, and one token less and more, before and after a fold."""
+    case = make_case(
+        batch=len(pending) + 1, nodes=nodes, tree=True, H=1, HV=2, fold_threshold=fold_threshold,
+        pending=[*pending, 0], newest=[*newest, 0], padding=(len(pending),), dtype=dtype, state_dtype=dtype,
+        strided=True, device=device,
+    )  # fmt: skip
+    check_verify(case, implementation(which, device)[0])
+
+
 @pytest.mark.parametrize("group", [1, 3, 4])
 def test_groups_of_other_sizes(group: int, device: torch.device) -> None:
     """However many tokens queries are carried over at once, and whether the last group is full or not."""
