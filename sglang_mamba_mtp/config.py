@@ -120,7 +120,7 @@ OPTIONS: dict[str, Option] = {
             parse=_window,
             expects="a number of tokens, 0 or more",
             help="Tokens a request may have pending before a verify folds them into its state; 0 folds at every step. "
-            "Default: 16 less the draft's nodes up to 4 of them, else 16.",
+            "Default: 16 less the draft's nodes up to 4 of them, 20 for 16 of them, else 16.",
         ),
         Option(
             name="state_layout",

@@ -48,6 +48,9 @@ from .store import DraftStore, VerifyBatch
 
 #: Drafts of up to this many nodes leave the rest of one step of tensor cores to pending tokens.
 SMALL_DRAFT = 4
+#: Pending tokens beside a draft as long as a fold: two steps of half of it and a token accepted leave two more than a
+#: fold takes, so that with a window of a fold every step would fold.
+WINDOW_OF_16 = 20
 
 
 def threshold_for(window: int | None, nodes: int) -> int:
@@ -56,7 +59,9 @@ def threshold_for(window: int | None, nodes: int) -> int:
     cores take anyway; larger drafts take two, or they would fold at every verify."""
     if window is not None:
         return window
-    return FOLD_TOKENS - nodes if nodes <= SMALL_DRAFT else FOLD_TOKENS
+    if nodes <= SMALL_DRAFT:
+        return FOLD_TOKENS - nodes
+    return WINDOW_OF_16 if nodes == FOLD_TOKENS else FOLD_TOKENS
 
 
 def threshold_to_rewind(nodes: int, page: int) -> int:

@@ -92,7 +92,7 @@ def test_paths_around_half_a_tile(
     which: str, nodes: int, fold_threshold: int, pending: list[int], newest: list[int], dtype: torch.dtype,
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Paths that fill half of the tile that the longest may need, and one token less and more, before and after a fold."""
+    """Paths that fill half of the tile of the longest, and one token less and more, before and after a fold."""
     case = make_case(
         batch=len(pending) + 1, nodes=nodes, tree=True, H=1, HV=2, fold_threshold=fold_threshold,
         pending=[*pending, 0], newest=[*newest, 0], padding=(len(pending),), dtype=dtype, state_dtype=dtype,
