@@ -51,13 +51,17 @@ LEFT_OUT = re.compile(
     r"|/test_(arguments|operands|grids?|bench_modes|counted|longest_window|stock_drift|sabotage)\.py"
 )
 GRAPHS = re.compile(r"::test_\w*graph")
-LONG = re.compile(r"slots_real_sizes|settle_has|real_sizes\[16|model_shapes\[state_dtype1|axis_orders")
+LONG = re.compile(
+    r"slots_real_sizes|settle_has|real_sizes(\[16|_around)|than_a_tile_of_tokens_at|model_shapes\[state_dtype1|axis_orders"
+)
 QUICK = (
     r"gdn/test_gpu.py::test_real_sizes\[(4-chain-torch.float32|4-tree-torch.bfloat16|16-tree-torch.float32)\]",
+    r"gdn/test_gpu.py::test_real_sizes_around_half_a_tile\[torch.float32-4096",
     r"gdn/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads",
     r"gdn/test_gpu.py::test_slots_real_sizes\[(chain-torch.float32|tree-torch.bfloat16)\]",
     r"gdn/test_gpu.py::test_graph_replay_equals_eager",
     r"mamba2/test_verify_replay.py::test_model_shapes\[(state_dtype0-128-80-8-128-4|state_dtype1-128-80-8-128-16)\]",
+    r"mamba2/test_verify_replay.py::test_more_than_a_tile_of_tokens_at_model_heads\[state_dtype0-128",
     r"mamba2/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads\[state_dtype[01]-\(128",
     r"mamba2/test_verify_slots.py::test_axis_orders_change_nothing\[64-16-state_dtype[01]-tree-own slot-kernel\]",
     r"mamba2/test_verify_slots.py::test_graph_replay_equals_eager",

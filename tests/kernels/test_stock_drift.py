@@ -54,7 +54,7 @@ class Draft:
 
 
 ALL_AT_ONCE = Draft(4, 8, page=None)
-DEFAULTS = [Draft(4, 12), Draft(8, 16)]
+DEFAULTS = [Draft(4, 12), Draft(8, 16), Draft(16, 20)]
 """Windows as they are by default, and as they rewind (tests/state/test_window.py)."""
 LARGE = Draft(17, 17)
 """Folds of more tokens than a tensor core sums at once, whose factors GDN makes in programs of their own."""
@@ -267,7 +267,7 @@ def test_drift_is_no_larger_than_stock_decodes(
     assert found.ours <= found.stock, said
 
 
-SHORT = [(ALL_AT_ONCE, 12), (DEFAULTS[0], 12), (DEFAULTS[1], 8), (LARGE, 8)]
+SHORT = [(ALL_AT_ONCE, 12), (DEFAULTS[0], 12), (DEFAULTS[1], 8), (DEFAULTS[2], 8), (LARGE, 8)]
 """With the fewest commits in which rows fold twice, or once in more steps than one."""
 
 

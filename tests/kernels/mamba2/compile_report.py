@@ -161,7 +161,7 @@ def cases() -> dict[str, tuple]:
         ("48x64x256", wide),
         ("96x128x128", (96, 128, 128, 8)),
     ):
-        for nodes, window in ((4, 16), (8, 16), (8, 0), (8, 32), (16, 16), (32, 32)):
+        for nodes, window in ((4, 16), (8, 16), (8, 0), (8, 32), (16, 16), (16, 20), (32, 32)):
             for state, model in (("fp32", "bf16"), ("bf16", "bf16")):
                 for batch in (64, 1):
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"

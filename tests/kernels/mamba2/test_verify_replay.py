@@ -458,6 +458,31 @@ def test_model_shapes(nodes, nheads, headdim, ngroups, dstate, state_dtype, devi
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dstate", [128, 256])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_more_than_a_tile_of_tokens_at_model_heads(state_dtype, dstate, device):
+    nodes, threshold, pending, newest = AROUND_A_TILE[0]
+    case = make_case(
+        batch=len(pending) + 1,
+        nodes=nodes,
+        tree=True,
+        nheads=64,
+        headdim=80,
+        ngroups=8,
+        dstate=dstate,
+        fold_threshold=threshold,
+        pending=[*pending, 0],
+        newest=[*newest, 0],
+        padding=(len(pending),),
+        dtype=torch.bfloat16,
+        state_dtype=state_dtype,
+        strided=True,
+        device=device,
+    )
+    check(case)
+
+
+@pytest.mark.gpu
 def test_graph_replay_equals_eager(device):
     case = make_case(batch=4, nodes=4, nheads=16, headdim=64, dstate=64, pending=[0, 6, 9, 3], device=device)
     eager, captured = case.clone(), case.clone()
