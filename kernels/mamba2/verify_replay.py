@@ -366,6 +366,8 @@ def constants_for(
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
     block_t, more = token_tiles(fold_threshold, nodes)
+    # beside a second tile of tokens the products of states of 16 bits take less at a time
+    part = min(PART // 2 if more and state.itemsize == 2 else PART, block_s)
     return {
         "N": nodes,
         "CAPACITY": capacity,
@@ -379,8 +381,8 @@ def constants_for(
         "BLOCK_T": block_t,
         "MORE": more,
         "BLOCK_P": tiling.block_p,
-        "PARTS": triton.cdiv(dstate, min(PART, block_s)),
-        "PART": min(PART, block_s),
+        "PARTS": triton.cdiv(dstate, part),
+        "PART": part,
         "CHUNK": chunk_of(state, block_s),
         "FOLD_STEPS": fold_at_once // TOKENS.value,
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,

@@ -263,7 +263,15 @@ def test_what_a_fold_leaves_pending_is_read_as_a_waiting_rows_is(tree, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, device):
-    for nodes, window, batch in ((4, 8, 6), (8, 16, 6), (8, 8, 24), (4, 16, 24), (16, 16, 24), (32, 32, 6)):
+    for nodes, window, batch in (
+        (4, 8, 6),
+        (8, 16, 6),
+        (8, 8, 24),
+        (4, 16, 24),
+        (16, 16, 24),
+        (16, 20, 24),
+        (32, 32, 6),
+    ):
         counts = [window + 1, window + nodes, 0, window, window + 2, 3]
         folding = make_case(
             batch=batch, nodes=nodes, tree=True, H=16, HV=32, K=128, V=128, fold_threshold=window,

@@ -221,7 +221,7 @@ def test_a_16_bit_output_is_rounded_once(device):
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, shape, device):
     nheads, headdim, ngroups, dstate = shape
-    for nodes, window in ((4, 8), (8, 16)):
+    for nodes, window in ((4, 8), (8, 16), (16, 20)):
         folding = make_case(
             batch=6, nodes=nodes, tree=True, nheads=nheads, headdim=headdim, ngroups=ngroups, dstate=dstate,
             fold_threshold=window, pending=[window + 1, window + nodes, 0, window, window + 2, 3],
