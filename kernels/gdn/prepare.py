@@ -127,7 +127,7 @@ def prepare_kernel(
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """x to carried [B, HV, N, K] and y to weights [B, HV, N, BT] (token t in column t), float32; padding rows stay.
+    """x to carried [B, HV, N, K] and y to weights [B, HV, BT, N] (token t in row t), float32; padding rows stay.
 
     SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones. Of rows that fold, what fold_tile.py makes of
     the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS]. APART: by programs of their
@@ -219,7 +219,7 @@ def prepare_kernel(
         x, decayed, ys = _carry_back(x, decayed, node_keys, factors, on_path)
         for back in tl.static_range(NODES):
             j = newest_node - back
-            tl.store(weights + node * BT + (kept + j), ys[back], mask=is_node & (j < N))
+            tl.store(weights + (kept + j) * N + node, ys[back], mask=is_node & (j < N))
     # the tokens that stay pending: every node comes after them
     for group in tl.range(0, (kept + GROUP - 1) // GROUP, num_stages=1):
         newest_token = kept - 1 - group * GROUP
@@ -231,7 +231,7 @@ def prepare_kernel(
         x, decayed, ys = _carry_back(x, decayed, token_keys, factors, on_path)
         for back in tl.static_range(GROUP):
             t = newest_token - back
-            tl.store(weights + node * BT + t, ys[back], mask=is_node & (t >= 0))
+            tl.store(weights + t * N + node, ys[back], mask=is_node & (t >= 0))
     x = x * per_row(decayed)
     p_x = carried + per_row(node) * K + per_k(offs)
     if SPLIT:

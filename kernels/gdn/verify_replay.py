@@ -55,6 +55,7 @@ from .window import GdnWindow
 
 FEW_HEADS = 512  # below this many states, a block of values a program
 MANY_HEADS = 2048  # from this many on a program is one warp: eight of them a multiprocessor, twice over
+ONE_WAVE = 1320  # heads of 9 to 16 nodes whose first kernel runs at once: ten of them a multiprocessor
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def _prepared(
             queries = queries + ((low, x),)  # noqa: RUF005
         else:
             queries = queries + ((x,),)  # noqa: RUF005
-    at = weights + head.to(tl.int64) * (N * BT) + node_i[None, :] * BT + token[:, None]
+    at = weights + head.to(tl.int64) * (BT * N) + token[:, None] * N + node_i[None, :]
     y = tl.load(at, mask=is_i[None, :] & is_token[:, None], other=0.0)
     return queries, addends(y, PARTNER, COUNT)
 
@@ -367,13 +368,15 @@ def default_config(
     block_v = 32 if once and not alone else 16
     # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
     slim = nodes <= (16 if many else 8)
+    # a token at a time takes fewer registers: 16 of them then fit on a multiprocessor
+    crowded = slim and nodes > 8 and heads > ONE_WAVE
     return VerifyConfig(
         block_v=block_v,
         blocks=triton.cdiv(values, block_v) if many else 1,
         num_warps=1 if alone else warps,
         prepare_warps=1 if slim else 2,
         # a multiprocessor then has room for 16 of them; Triton 3.8 takes 140, and some would wait for the others
-        prepare_registers=128 if 4 < nodes <= 8 else None,
+        prepare_registers=128 if 4 < nodes <= 8 or crowded else None,
         # of states of 16 bits one block more has to be on its way, and for small drafts there is room for it
         num_stages=(3 if once and (nodes <= 8 or narrow) else 2) if many else 1,
         fold_stages=2 if many else 1,
@@ -381,6 +384,7 @@ def default_config(
         overlap=overlap,
         # smaller drafts take half a microsecond to two more: their first kernel is one wave of programs
         apart=not slim,
+        group=1 if crowded else 2,
     )
 
 
@@ -494,7 +498,7 @@ def gdn_verify(
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
-    weights = torch.empty(batch, heads_v, nodes, prepare["BT"], dtype=torch.float32, device=q.device)
+    weights = torch.empty(batch, heads_v, prepare["BT"], nodes, dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v, 2 if config.apart else 1)](
         q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
