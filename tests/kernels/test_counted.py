@@ -46,7 +46,7 @@ def profiler(monkeypatch):
     ("case", "folding"),
     [
         (("gdn", 4, "chain", 4), {counted.NO_ROW: 0, counted.EVERY_ROW: 4, counted.MIX: 1}),
-        (("mamba2", 16, "tree", 2), {counted.EVERY_ROW: 2}),
+        (("mamba2", 32, "tree", 2), {counted.EVERY_ROW: 2}),
     ],
     ids=str,
 )
