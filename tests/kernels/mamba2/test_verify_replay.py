@@ -100,26 +100,26 @@ AROUND_A_TILE = [
 ]
 
 
-@pytest.mark.parametrize("op", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("nodes", "threshold", "pending", "newest"), AROUND_A_TILE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_more_than_a_tile_of_tokens(op, nodes, threshold, pending, newest, dtype, device):
-    case = make_case(
+def case_around_a_tile(nodes, threshold, pending, newest, **given):
+    """Trees over strided pools; padding last."""
+    return make_case(
         batch=len(pending) + 1,
         nodes=nodes,
         tree=True,
-        nheads=2,
-        ngroups=1,
         fold_threshold=threshold,
         pending=[*pending, 0],
         newest=[*newest, 0],
         padding=(len(pending),),
-        dtype=dtype,
-        state_dtype=dtype,
         strided=True,
-        device=device,
-        seed=5,
+        **given,
     )
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", AROUND_A_TILE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_than_a_tile_of_tokens(op, window, dtype, device):
+    case = case_around_a_tile(*window, nheads=2, ngroups=1, dtype=dtype, state_dtype=dtype, device=device, seed=5)
     check(case, op)
 
 
@@ -461,25 +461,8 @@ def test_model_shapes(nodes, nheads, headdim, ngroups, dstate, state_dtype, devi
 @pytest.mark.parametrize("dstate", [128, 256])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_more_than_a_tile_of_tokens_at_model_heads(state_dtype, dstate, device):
-    nodes, threshold, pending, newest = AROUND_A_TILE[0]
-    case = make_case(
-        batch=len(pending) + 1,
-        nodes=nodes,
-        tree=True,
-        nheads=64,
-        headdim=80,
-        ngroups=8,
-        dstate=dstate,
-        fold_threshold=threshold,
-        pending=[*pending, 0],
-        newest=[*newest, 0],
-        padding=(len(pending),),
-        dtype=torch.bfloat16,
-        state_dtype=state_dtype,
-        strided=True,
-        device=device,
-    )
-    check(case)
+    sizes = {"nheads": 64, "headdim": 80, "ngroups": 8, "dstate": dstate}
+    check(case_around_a_tile(*AROUND_A_TILE[0], **sizes, dtype=torch.bfloat16, state_dtype=state_dtype, device=device))
 
 
 @pytest.mark.gpu
