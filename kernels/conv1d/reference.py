@@ -8,10 +8,13 @@ mode's agree with that too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..common.operands import Folds, NodeSlots, Rows
 from .options import has_silu
+from .parts import Part, parts_of
 from .window import ConvWindow
 
 
@@ -43,6 +46,7 @@ def conv1d_verify_reference(
     activation: str | None,
     rows: Rows,
     window: ConvWindow,
+    parts: Sequence[Part] | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Depthwise causal convolution of every node along its own path. See verify_replay.conv1d_verify."""
@@ -79,8 +83,15 @@ def conv1d_verify_reference(
             acc = torch.where(chosen, acc + product, acc)
     if silu:
         acc = acc / (1 + torch.exp(-acc))
-    out = torch.where(real[:, None, None], acc, 0).reshape(batch * nodes, dim)
-    return out if compute_dtype == torch.float64 else out.to(x.dtype)
+    out = torch.where(real[:, None, None], acc, 0)
+    out = out if compute_dtype == torch.float64 else out.to(x.dtype)
+    pieces = parts_of(parts, dim, x.dtype, window.order)
+    split = list(out.split(pieces.widths, dim=-1))
+    result = split.pop(pieces.result).flatten(0, 1)
+    for kept, values in zip(pieces.kept, split, strict=True):
+        if kept is not None:
+            kept[row[real][:, None], position[real]] = values[real].unflatten(-1, kept.shape[2:]).to(kept.dtype)
+    return result
 
 
 def conv1d_verify_slots_reference(

@@ -8,10 +8,11 @@ from the newest; ours keep the chain's order for both, so a tree that is a chain
 also the bits of stock's one-token decode.
 
 Unlike stock the slot's state is only read: it lags behind its request as the recurrent state does, and moves on where
-tokens are folded (fold.py). The nodes' raw inputs go to the window for that purpose.
+tokens are folded (fold.py). The nodes' raw inputs go to the window for that purpose, and of the outputs those that the
+recurrence keeps go to its window (place.py).
 
 Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim, K-1], oldest entry first, any
-strides; window inputs [R, C, dim]. A program owns BLOCK_D channels of NODES consecutive nodes of one row.
+strides; window inputs [R, C, dim]. A program owns BLOCK_D channels, of one part, of NODES consecutive nodes of one row.
 
 Where all rows are chains (rows.chain) a program looks at no links, and loads what its nodes share once: each input is
 four nodes' tap. The bits are the tree's.
@@ -24,6 +25,8 @@ other rows as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -33,6 +36,8 @@ from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
 from .options import check_width, has_silu
+from .parts import Part, parts_of
+from .place import output_at, part_of
 from .taps import above, activated_in_powers_of_two, add_tap, product
 from .window import ConvWindow
 
@@ -154,8 +159,8 @@ def _store(acc, own, y_at, window_at, inside, SILU: tl.constexpr):
 
 @triton.jit
 def _one_by_one(
-    x_row, y_row, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, inside,
-    DIM: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr, SILU: tl.constexpr,
+    x_row, to, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, channel, inside,
+    N: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Nodes `first` and following from beginning to end, whatever lies before the root."""
     for offset in tl.range(NODES, loop_unroll_factor=1):
@@ -165,7 +170,8 @@ def _one_by_one(
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0)
         path = _path(tl.where(there, node, -1), parents_row, K)
         acc = _sum_from_inputs(own, path, x_row, stride_x, past, taps, inside, K)
-        _store(acc, own, y_row + node * DIM, window_row + position * stride_token, inside & there, SILU)
+        y_at = output_at(to, node, position, channel)
+        _store(acc, own, y_at, window_row + position * stride_token, inside & there, SILU)
 
 
 @triton.jit
@@ -181,6 +187,8 @@ def _conv1d_verify_kernel(
     pending,
     order,
     window_inputs,
+    first_kept,
+    second_kept,
     capacity,
     stride_x,
     stride_state_slot,
@@ -189,7 +197,14 @@ def _conv1d_verify_kernel(
     stride_weight,
     stride_inputs_row,
     stride_inputs_token,
-    DIM: tl.constexpr,
+    stride_first_row,
+    stride_first_token,
+    stride_second_row,
+    stride_second_token,
+    WIDTH_0: tl.constexpr,
+    WIDTH_1: tl.constexpr,
+    WIDTH_2: tl.constexpr,
+    RESULT: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     NODES: tl.constexpr,
@@ -201,18 +216,29 @@ def _conv1d_verify_kernel(
     WORDS: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     first = tl.program_id(2) * NODES
-    inside = fits(channel, DIM, DIM % BLOCK_D == 0)
     ALL: tl.constexpr = N % NODES == 0
     slot = tl.load(slots + b).to(tl.int64)
-    y_row = y + b * N * DIM + channel
+    row = tl.load(rows + b).to(tl.int64)
+    RESULT_WIDTH: tl.constexpr = WIDTH_0 if RESULT == 0 else WIDTH_1 if RESULT == 1 else WIDTH_2
+    if WIDTH_1 > 0:
+        first_kept += row * stride_first_row
+    if WIDTH_2 > 0:
+        second_kept += row * stride_second_row
+    start, end, to = part_of(
+        tl.program_id(1), y + b * N * RESULT_WIDTH, first_kept, second_kept, stride_first_token, stride_second_token,
+        WIDTH_0, WIDTH_1, WIDTH_2, RESULT, BLOCK_D,
+    )  # fmt: skip
+    channel = start + tl.arange(0, BLOCK_D)
+    inside = fits(channel, end, WIDTH_0 % BLOCK_D + WIDTH_1 % BLOCK_D + WIDTH_2 % BLOCK_D == 0)
     if slot <= 0:
+        _, _, is_kept = to
         for offset in tl.static_range(NODES):
             node = first + offset
-            tl.store(y_row + node * DIM, tl.zeros((BLOCK_D,), y.dtype.element_ty), mask=inside & fits(node, N, ALL))
+            zeros = tl.zeros((BLOCK_D,), y.dtype.element_ty)
+            there = inside & fits(node, N, ALL) & (is_kept == 0)
+            tl.store(output_at(to, node, 0, channel), zeros, mask=there)
         return
-    row = tl.load(rows + b).to(tl.int64)
     x_start = x + b * N * stride_x
     x_row = x_start + channel
     before = tl.load(pending + slot)
@@ -225,10 +251,10 @@ def _conv1d_verify_kernel(
     # what every node of the program may ask for: the taps' weights, by steps up, and the inputs before the root
     where = (before, order_row, window_start, stride_inputs_token, state_row, stride_tok)
     weights = _weights(weight, stride_weight, channel, inside, K, WORDS)
-    start = tl.zeros((BLOCK_D,), tl.float32)
+    begin = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
-        start = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    taps = (weights, start)
+        begin = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    taps = (weights, begin)
     # all loads before the first store: the compiler cannot know that they do not overlap
     positions = ()
     own = ()
@@ -249,7 +275,7 @@ def _conv1d_verify_kernel(
             node = first + offset
             here = inside & fits(node, N, ALL)
             window_at = window_row + positions[offset] * stride_inputs_token
-            _store(sums[offset], own[offset], y_row + node * DIM, window_at, here, SILU)
+            _store(sums[offset], own[offset], output_at(to, node, positions[offset], channel), window_at, here, SILU)
     elif from_places:
         places = (x_start, stride_x, window_start)
         waiting = ()
@@ -263,12 +289,12 @@ def _conv1d_verify_kernel(
             node = first + offset
             here = inside & fits(node, N, ALL)
             window_at = window_row + positions[offset] * stride_inputs_token
-            _store(sums[offset], own[offset], y_row + node * DIM, window_at, here, SILU)
+            _store(sums[offset], own[offset], output_at(to, node, positions[offset], channel), window_at, here, SILU)
     else:
         past = _before_the_root(where, channel, inside, K)
         _one_by_one(
-            x_row, y_row, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
-            inside, DIM, N, K, NODES, SILU,
+            x_row, to, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
+            channel, inside, N, K, NODES, SILU,
         )  # fmt: skip
 
 
@@ -281,8 +307,9 @@ def conv1d_verify(
     activation: str | None,
     rows: Rows,
     window: ConvWindow,
+    parts: Sequence[Part] | None = None,
 ) -> torch.Tensor:
-    """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous.
+    """Convolve the B trees of N nodes each; returns y [B*N, dim] in x's dtype, contiguous, or the result's part of it.
 
     x            [B*N, dim] float, inner contiguous, any token stride: read, raw inputs.
     conv_states  [S, dim, K-1] float, any strides, oldest entry first: read at the slots.
@@ -292,6 +319,9 @@ def conv1d_verify(
     rows         slots, rows and parents (of chains their shape alone) are read; outputs of padding are zero.
     window       of one layer: at the rows, the newest pending tokens' inputs are read, and node i's are written to
                  order[r, pending + i].
+    parts        what becomes of y's channels, in order: one number, of channels that are the result, and up to two
+                 tensors [R, C, ...] of x's dtype, a token's contiguous, to which as many as a token has there are
+                 written, node i's at order[r, pending + i]. None: all are the result.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
@@ -310,7 +340,8 @@ def conv1d_verify(
     check_width(width)
     window.check_room(nodes)
     silu = has_silu(activation)
-    y = torch.empty((batch * nodes, dim), dtype=x.dtype, device=x.device)
+    pieces = parts_of(parts, dim, x.dtype, window.order)
+    y = torch.empty((batch * nodes, pieces.result_width), dtype=x.dtype, device=x.device)
     if batch == 0:
         return y
     # (a choice between inputs of two types is one between two sums)
@@ -318,13 +349,13 @@ def conv1d_verify(
     # few programs: latency counts, each node has its own; many: share weights among some nodes, and a chain's inputs
     many = batch * triton.cdiv(dim, 256) * nodes >= PROGRAMS_WANTED
     per_program = min(triton.next_power_of_2(nodes), 8 if chain else TREE_NODES) if many else 1
-    block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(dim))
+    block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(max(pieces.widths)))
     inputs = window.inputs
     # offsets within a row are of 32 bits
     reach = max(nodes * x.stride(0), capacity * inputs.stride(1)) + dim
     words = width == 4 and weight.itemsize == 2 and weight.is_contiguous() and weight.data_ptr() % 8 == 0
     one_type = x.dtype == inputs.dtype == conv_states.dtype
-    _conv1d_verify_kernel[launch_grid(batch, triton.cdiv(dim, block), triton.cdiv(nodes, per_program))](
+    _conv1d_verify_kernel[launch_grid(batch, pieces.programs(block), triton.cdiv(nodes, per_program))](
         x,
         y,
         conv_states,
@@ -336,6 +367,7 @@ def conv1d_verify(
         window.pending,
         window.order,
         inputs,
+        *pieces.kept,
         capacity,
         x.stride(0),
         conv_states.stride(0),
@@ -344,7 +376,11 @@ def conv1d_verify(
         weight.stride(0),
         inputs.stride(0),
         inputs.stride(1),
-        DIM=dim,
+        *pieces.strides(),
+        WIDTH_0=pieces.widths[0],
+        WIDTH_1=pieces.widths[1],
+        WIDTH_2=pieces.widths[2],
+        RESULT=pieces.result,
         N=nodes,
         K=width,
         NODES=per_program,

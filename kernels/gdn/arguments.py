@@ -1,4 +1,4 @@
-"""What the launchers of both GDN verifies ask of a node's inputs. No triton in this file."""
+"""What the launchers of both GDN verifies ask of a node's query and gates. No triton in this file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from ..common.arguments import FLOATS, Arg
 
 def node_inputs(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
 ) -> dict[str, Arg]:
-    """For `check`, after B and N are known; binds H, K, HV and V."""
+    """For `check`, after B and N are known; binds H, K and HV."""
     return {
         "q": Arg(q, "B*N H K", FLOATS, contiguous=2),
-        "k": Arg(k, "B*N H K", FLOATS, contiguous=2),
-        "v": Arg(v, "B*N HV V", FLOATS, contiguous=2),
         "a": Arg(a, "B*N HV", FLOATS),
         "b": Arg(b, "B*N HV", FLOATS),
         "A_log": Arg(A_log, "HV"),

@@ -1,4 +1,4 @@
-"""First half of a GDN verify: carry the queries back over the window; append the nodes' keys and gates to it.
+"""First half of a GDN verify: carry the queries back over the window; append the nodes' gates to it.
 
 With token t's decay a_t = e^{g_t}, strength beta_t and normalised key k_t, a head's state [V, K] goes
     S_t = a_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,    o_i = scale S_i q_i.
@@ -59,11 +59,11 @@ def _make_factors(
 
 
 @triton.jit
-def _load_group(keys_at, factors_at, newest, first, count, BY_ARGUMENT: tl.constexpr, GROUP: tl.constexpr):
+def _load_group(keys_at, factors_at, newest, first, count, GROUP: tl.constexpr):
     """(keys, factors) of tokens newest, newest - 1, .., GROUP of them: tuples of raw keys [NC, KC] and of what
     tiles.store_token_factors keeps. Tokens that are not among the `count` ones have zeros, and a decay of 1.
 
-    Token t is entry first + t of the row's order, where its factors lie; BY_ARGUMENT: its key does not.
+    Token t is entry first + t of the row's order.
     """
     k_head, stride_k, offs, mask = keys_at
     factors_head, stride_factors, order_row = factors_at
@@ -73,8 +73,7 @@ def _load_group(keys_at, factors_at, newest, first, count, BY_ARGUMENT: tl.const
         t = newest - back
         there = (t >= 0) & (t < count)
         position = tl.load(order_row + first + t, mask=there, other=0).to(tl.int64)
-        row = t if BY_ARGUMENT else position
-        keys = keys + (tl.load(k_head + row * stride_k + offs, mask=mask & there, other=0),)  # noqa: RUF005 (jit: no unpacking)
+        keys = keys + (tl.load(k_head + position * stride_k + offs, mask=mask & there, other=0),)  # noqa: RUF005 (jit: no unpacking)
         at = factors_head + position * stride_factors
         decay = tl.load(at, mask=there, other=1.0)
         rnorm = tl.load(at + 1, mask=there, other=0.0)
@@ -117,10 +116,10 @@ def _carry_back(x, decayed, keys, factors, on_path):
 
 @triton.jit
 def prepare_kernel(
-    q, k, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
+    q, a, b, A_log, dt_bias, scale, slots, rows, pending, newest, order,
     window_k, window_g, window_beta, window_factors, ancestors, carried, weights, fold_factors,
     fold_threshold, fold_at_once, capacity,
-    stride_q, stride_k, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
+    stride_q, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
     stride_factors_row, stride_factors,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, GROUP: tl.constexpr,
@@ -155,7 +154,6 @@ def prepare_kernel(
     window_beta += row * stride_gate_row + hv
     window_factors += row * stride_factors_row + hv * FACTORS
     q += token0 * stride_q + h * K
-    k += token0 * stride_k + h * K
     carried += tl.program_id(0).to(tl.int64) * (N * K)
     weights += tl.program_id(0).to(tl.int64) * (N * BT)
     fold_factors += tl.program_id(0).to(tl.int64) * (FOLD_STEPS * STEP_FLOATS)
@@ -183,13 +181,11 @@ def prepare_kernel(
     if N <= 32:
         bits = bits.to(tl.int32)
 
-    # append keys (once a group), gates and what is made of both
+    # append gates, and what is made of them and of the keys
     position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
     flat = tl.arange(0, NC * KC)
     mask_keys = is_node[:, None] & (flat < K)[None, :]
-    keys = tl.load(k + node[:, None] * stride_k + flat[None, :], mask=mask_keys, other=0)
-    if hv % (HV // H) == 0:
-        tl.store(window_k + position[:, None] * stride_wk + flat[None, :], keys, mask=mask_keys)
+    keys = tl.load(window_k + position[:, None] * stride_wk + flat[None, :], mask=mask_keys, other=0)
     raw_a = tl.load(a + (token0 + node) * stride_a + hv, mask=is_node, other=0)
     raw_b = tl.load(b + (token0 + node) * stride_b + hv, mask=is_node, other=0)
     g, beta = gates(raw_a, raw_b, tl.load(A_log + hv), tl.load(dt_bias + hv))
@@ -205,13 +201,11 @@ def prepare_kernel(
     factors_of = (window_factors, stride_factors, order)
     # the newest pending tokens, loaded while nodes are worked on; then each group while the one before it is
     held = (window_k, stride_wk, offs, mask)
-    waiting = _load_group(held, factors_of, kept - 1, folding, kept, False, GROUP)
-    # the nodes, by the argument: another program stores their keys to the window
+    waiting = _load_group(held, factors_of, kept - 1, folding, kept, GROUP)
     GROUPS: tl.constexpr = (N + NODES - 1) // NODES
     for group in range(GROUPS):
         newest_node = (GROUPS - group) * NODES - 1  # (counted from the root on: a longer tree changes no bits)
-        here = (k, stride_k, offs, mask)
-        node_keys, factors = _load_group(here, factors_of, newest_node, before, N, True, NODES)
+        node_keys, factors = _load_group(held, factors_of, newest_node, before, N, NODES)
         on_path = ()
         for back in tl.static_range(NODES):
             j = newest_node - back
@@ -224,7 +218,7 @@ def prepare_kernel(
     for group in tl.range(0, (kept + GROUP - 1) // GROUP, num_stages=1):
         newest_token = kept - 1 - group * GROUP
         token_keys, factors = waiting
-        waiting = _load_group(held, factors_of, newest_token - GROUP, folding, kept, False, GROUP)
+        waiting = _load_group(held, factors_of, newest_token - GROUP, folding, kept, GROUP)
         on_path = ()
         for _ in tl.static_range(GROUP):
             on_path = on_path + (is_node,)  # noqa: RUF005

@@ -80,8 +80,6 @@ def _fold_rows(
 
 def gdn_verify_reference(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     *,
@@ -100,9 +98,9 @@ def gdn_verify_reference(
     assert rows.ancestors is not None
     batch, nodes = rows.batch, rows.ancestors.shape[1]
     check_nodes(nodes)
-    tokens, heads = k.shape[0], v.shape[1]
-    group = heads // k.shape[1]
-    out = q.new_zeros(tokens, heads, v.shape[2])
+    heads, dim_v = window.v.shape[2:]
+    group = heads // window.k.shape[2]
+    out = q.new_zeros(q.shape[0], heads, dim_v)
     live = (rows.slots > 0).nonzero()[:, 0]
     if live.numel() == 0:
         return out
@@ -130,14 +128,13 @@ def gdn_verify_reference(
     state = _fold_rows(state, window, positions=rest, counts=before - folding, rows=row)
 
     node_positions = positions.gather(1, before[:, None] + torch.arange(nodes, device=before.device))
-    factors = token_factors(per_node(k).to(compute_dtype), g, beta)
-    inputs = ((window.k, per_node(k)), (window.v, per_node(v)), (window.g, g), (window.beta, beta))
-    for held, given in (*inputs, (window.factors, factors)):
-        held[row[:, None], node_positions] = given.to(held.dtype)
+    nodes_at = row[:, None], node_positions
+    k, v = (held[nodes_at].to(compute_dtype) for held in (window.k, window.v))
+    for held, given in ((window.g, g), (window.beta, beta), (window.factors, token_factors(k, g, beta))):
+        held[nodes_at] = given.to(held.dtype)
 
-    kn = _normalised(per_node(k).to(compute_dtype)).repeat_interleave(group, 2)
+    kn = _normalised(k).repeat_interleave(group, 2)
     qn = _normalised(per_node(q).to(compute_dtype)).repeat_interleave(group, 2) * scale
-    vn = per_node(v).to(compute_dtype)
     bits = torch.arange(nodes, device=q.device)
     is_ancestor = (rows.ancestors[live][:, :, None] >> bits) & 1
     # nodes are in topological order, so the last strict ancestor is the parent; where they are not, the root is
@@ -148,7 +145,7 @@ def gdn_verify_reference(
     after[-1] = state  # what a parent of -1 finds
     outputs = []
     for i in range(nodes):
-        after[i] = _step(after[parent[:, i], each], kn[:, i], vn[:, i], g[:, i], beta[:, i])
+        after[i] = _step(after[parent[:, i], each], kn[:, i], v[:, i], g[:, i], beta[:, i])
         outputs.append(torch.einsum("bhvk,bhk->bhv", after[i], qn[:, i]))
     out.view(batch, nodes, heads, -1)[live] = torch.stack(outputs, 1).to(out.dtype)
     return out

@@ -2,14 +2,13 @@
 
 prepare.py turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
-with S0 the checkpoint. This kernel streams S0 past the x of all nodes and appends the nodes' values to the window. A
-row with more than `fold_threshold` pending tokens folds the oldest into its checkpoint first, as many as
-common/pending.py says, exactly (fold_tile.py), and its outputs start from the state as written; tokens that a fold
-leaves pending are read as those of other rows are.
+with S0 the checkpoint. This kernel streams S0 past the x of all nodes. Their keys and values lie in the window already,
+where the convolution has put them (conv1d/verify_replay.py). A row with more than `fold_threshold` pending tokens folds
+the oldest into its checkpoint first, as many as common/pending.py says, exactly (fold_tile.py), and its outputs start
+from the state as written; tokens that a fold leaves pending are read as those of other rows are.
 
 A program owns one value head of one row (or some of its blocks of values): it keeps x and y in registers while the
-state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write: node inputs
-are read from the arguments, never from window entries that another program stores.
+state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write.
 
 Precision: 16-bit keys and values are exact on tensor cores; x, y and the state go in addends (common/fragments.py), two
 for an output of 16 bits and three where the state is folded. float32 inputs: products of 22 bits.
@@ -129,13 +128,13 @@ def _stream(
     PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr,
     NATIVE: tl.constexpr, OVERLAP: tl.constexpr, STAGES: tl.constexpr, FOLD_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of some blocks of one head's values, folded first if FOLDS; appends the nodes' values to the window.
+    """Outputs of some blocks of one head's values, folded first if FOLDS.
 
-    tokens: which there are, and where in the window. inputs: this head's values, outputs and window, and their strides.
+    tokens: which there are, and where in the window. inputs: this head's window, its stride, and this head's outputs.
     prepared: what prepare.py writes. fold: what the pending tokens' fold needs.
     """
-    token, position, node, is_token, is_node = tokens
-    v_head, out_head, window_v_head, stride_v, stride_wv = inputs
+    token, position, is_token = tokens
+    window_v_head, stride_wv, out_head = inputs
     carried, weights, factors_head = prepared
     folding, order, k_head, stride_wk = fold
     node_i = tl.arange(0, BI)
@@ -144,7 +143,7 @@ def _stream(
     COUNT: tl.constexpr = 2 if SPLIT else 3
     queries, weights = _prepared(
         carried, weights, head, node_i, token, is_token,
-        N, K, BT, PARTS, PART, CHUNK, SPLIT, v_head.dtype.element_ty, COUNT,
+        N, K, BT, PARTS, PART, CHUNK, SPLIT, window_v_head.dtype.element_ty, COUNT,
     )  # fmt: skip
     PARTNER: tl.constexpr = carried.dtype.element_ty
     if FOLDS and FOLD_STEPS == 1:
@@ -155,11 +154,8 @@ def _stream(
         dim = block * BP + tl.arange(0, BP)
         dim_inside = inside(dim, V, V % (BP * BLOCKS) == 0)
         # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
-        stored = window_v_head + position[None, :] * stride_wv + dim[:, None]
-        given = v_head + node[None, :] * stride_v + dim[:, None]
-        at_values = tl.where(is_node[None, :], given, stored)
+        at_values = window_v_head + position[None, :] * stride_wv + dim[:, None]
         values = tl.load(at_values, mask=is_token[None, :] & dim_inside[:, None], other=0.0)
-        tl.store(stored, values, mask=is_node[None, :] & dim_inside[:, None])
         output = multiply((values,), weights, NATIVE)
 
         tile_v = block * BP + tile_row(BP, WARPS)
@@ -216,17 +212,15 @@ def _stream_path(
 ):  # fmt: skip
     """_stream with the tokens of a path in a tile of TOKEN_TILE, as the head's state lies and with the fold it is due.
 
-    The path: what stays pending (kept), from the window, then the nodes, from the argument. place: the head's state,
+    The path: what stays pending (kept), then the nodes. place: the head's state,
     the first block, the head's number, and whether its state lies as KV.
     """
     state_head, first_block, head, is_kv = place
     folding, order, _, _ = fold
     token = tl.arange(0, TOKEN_TILE)
-    node = token - kept
-    is_token = node < N
-    is_node = (node >= 0) & is_token
+    is_token = token < kept + N
     position = tl.load(order + folding + token, mask=is_token, other=0).to(tl.int64)
-    tokens = (token, position, node, is_token, is_node)
+    tokens = (token, position, is_token)
     if folding > 0:
         if EITHER and is_kv:
             _stream(
@@ -252,9 +246,9 @@ def _stream_path(
 
 @triton.jit
 def _verify_kernel(
-    v, states, axis_order, slots, rows, schedule, pending, newest, order, window_k, window_v, carried, weights,
+    states, axis_order, slots, rows, schedule, pending, newest, order, window_k, window_v, carried, weights,
     fold_factors, out, fold_threshold, fold_at_once, capacity,
-    stride_v, stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
+    stride_slot, stride_wk_row, stride_wk, stride_wv_row, stride_wv,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BI: tl.constexpr, BT: tl.constexpr, BP: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr, WARPS: tl.constexpr,
@@ -294,8 +288,7 @@ def _verify_kernel(
         is_kv = tl.load(axis_order + slot) == IS_KV
     order += row * capacity
     k_head = window_k + row * stride_wk_row + hv // (HV // H) * K
-    v_head = v + batch_row * N * stride_v + hv * V
-    inputs = (v_head, out_head, window_v + row * stride_wv_row + hv * V, stride_v, stride_wv)
+    inputs = (window_v + row * stride_wv_row + hv * V, stride_wv, out_head)
     prepared = (carried, weights, fold_factors + head.to(tl.int64) * (FOLD_STEPS * STEP_FLOATS))
     fold = (folding, order, k_head, stride_wk)
     place = (state_head, first_block, head, is_kv)
@@ -435,8 +428,6 @@ def constants_for(
 
 def gdn_verify(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     *,
@@ -450,8 +441,7 @@ def gdn_verify(
 ) -> torch.Tensor:
     """Score the N draft nodes of each of B rows against state + pending tokens; returns o [B*N, HV, V] in q's dtype.
 
-    q, k     [B*N, H, K] float, heads contiguous, any token stride: read, after the convolution, before normalisation.
-    v        [B*N, HV, V] float, heads contiguous, any token stride: read, after the convolution.
+    q        [B*N, H, K] float, heads contiguous, any token stride: read, after the convolution, before normalisation.
     a, b     [B*N, HV] float, inner contiguous, any token stride: read, raw gate inputs.
     A_log, dt_bias
              [HV] float: read.
@@ -459,8 +449,9 @@ def gdn_verify(
     states   [S, HV, V, K], each slot contiguous: read at the slots; rows that fold are written in place, in the axis
              order they have.
     rows     slots, rows, ancestors and schedule are read; outputs of padding are zero.
-    window   of one layer: at the rows, pending tokens are read, and node i of row r is written to
-             order[r, pending + i]: k and v raw, in their dtype, g, beta and factors in float32. pending stays as it is.
+    window   of one layer: at the rows, pending tokens are read, and of node i of row r, which is at
+             order[r, pending + i], k and v too: after the convolution, before normalisation. g, beta and factors of the
+             nodes are written there, in float32. pending stays as it is.
     config   how to cut it up; None: the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
@@ -469,7 +460,7 @@ def gdn_verify(
         slots=Arg(rows.slots, "B"),
         ancestors=Arg(rows.ancestors, ">=B N"),
         schedule=Arg(rows.schedule, ">=B"),
-        **node_inputs(q, k, v, a, b, A_log, dt_bias),
+        **node_inputs(q, a, b, A_log, dt_bias),
         states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
         axis_order=Arg(states.axis_order, "S"),
         pending=Arg(window.pending, "S"),
@@ -477,10 +468,10 @@ def gdn_verify(
         **window.inputs_as("R C"),
     )
     batch, nodes, heads_k, heads_v, dim_k, dim_v, capacity = sizes.get_all("B N H HV K V C")
-    for name, tensor, like in (("window_k", window.k, k), ("window_v", window.v, v)):
-        if tensor.dtype != like.dtype:
-            raise TypeError(f"{name}: dtype {tensor.dtype}, expected {like.dtype}")
-    check_groups("v", heads_v, heads_k)
+    for name, tensor in (("window_k", window.k), ("window_v", window.v)):
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"{name}: dtype {tensor.dtype}, expected q's {q.dtype}")
+    check_groups("a", heads_v, heads_k)
     check_nodes(nodes)
     window.check_room(nodes)
 
@@ -501,18 +492,18 @@ def gdn_verify(
     weights = torch.empty(batch, heads_v, prepare["BT"], nodes, dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
     prepare_kernel[launch_grid(batch * heads_v, 2 if config.apart else 1)](
-        q, k, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
+        q, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
         window.k, window.g, window.beta, window.factors, rows.ancestors, carried, weights, folds, window.fold_threshold,
         window.fold_at_once, capacity,
-        q.stride(0), k.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
+        q.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         window.factors.stride(0), window.factors.stride(1),
         **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
-        v, states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,
+        states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,
         window.order, window.k, window.v, carried, weights, folds, out, window.fold_threshold, window.fold_at_once,
-        capacity, v.stride(0), states.data.stride(0),
+        capacity, states.data.stride(0),
         window.k.stride(0), window.k.stride(1), window.v.stride(0), window.v.stride(1),
         **verify, num_warps=config.num_warps, maxnreg=config.registers,
         launch_pdl=config.overlap, enable_fp_fusion=may_fuse(dim_k),

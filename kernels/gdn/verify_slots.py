@@ -193,7 +193,9 @@ def gdn_verify_slots(
         read_slots=Arg(nodes.read, "B"),
         write_slots=Arg(write_slots, ">=B N"),
         parents=Arg(parents, ">=B N"),
-        **node_inputs(q, k, v, a, b, A_log, dt_bias),
+        **node_inputs(q, a, b, A_log, dt_bias),
+        k=Arg(k, "B*N H K", FLOATS, contiguous=2),
+        v=Arg(v, "B*N HV V", FLOATS, contiguous=2),
         states=Arg(states.data, "S HV V K", FLOATS, contiguous=3),
         axis_order=Arg(states.axis_order, "S"),
     )

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import softplus_rn
-from ..common.fragments import addends, in_product_order, inside, load_in_product_order, multiply
+from ..common.fragments import addends, load_in_product_order, multiply
 
 
 @triton.jit
@@ -74,15 +74,14 @@ def coefficients(
     DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, HAS_D: tl.constexpr,
     NATIVE: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state); appends the
-    nodes' B to the window.
+    """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state).
 
-    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where B lies and goes. C_parts: [PART, node]
+    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where B lies. C_parts: [PART, node]
     each, rows in product order. tokens: places in the window, numbers of nodes, and which token is what. more: of
     pending tokens beyond these, places, which there are, dt and g; () where the launch has no tile for them.
     """
-    node_i, position, node, is_waiting, is_node, _ = tokens
-    dt_t, g_t, g_i, path_i, skip, window_B_group, B_group, stride_wB_pos, stride_B, writes_B = weighing
+    node_i, position, node, is_waiting, is_node = tokens
+    dt_t, g_t, g_i, path_i, skip, window_B_group, stride_wB_pos = weighing
     on = _has_bit(path_i[None, :], node_i[:, None])
     down_i = tl.sum(tl.where(on, g_i[:, None], 0.0), axis=0)
     down_high, down_low = _in_two(down_i)
@@ -112,14 +111,9 @@ def coefficients(
 
     scores = tl.zeros((position.shape[0], node_i.shape[0]), tl.float32)
     for part in tl.static_range(PARTS):
-        column = part * PART + tl.arange(0, PART)
-        column_inside = inside(column, DSTATE, DSTATE % PART == 0)[None, :]
-        stored = window_B_group + position[:, None] * stride_wB_pos + column[None, :]
-        given = B_group + node[:, None] * stride_B + column[None, :]
-        there = (is_waiting | is_node)[:, None] & column_inside
-        B_part = tl.load(tl.where(is_node[:, None], given, stored), mask=there, other=0.0)
-        tl.store(stored, B_part, mask=writes_B[:, None] & column_inside)
-        scores = tl.fma(multiply((in_product_order(B_part, CHUNK),), (C_parts[part],), NATIVE), 1.0, scores)
+        at = (position, is_waiting | is_node, part * PART)
+        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
+        scores = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, scores)
     decay = tl.exp(tl.where(on_path, log_decay, 0.0))
     coefficient = tl.where(on_path, scores * decay * dt_t[:, None], 0.0)
     if HAS_D:

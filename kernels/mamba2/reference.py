@@ -81,9 +81,7 @@ def _replay(
 
 
 def mamba2_verify_reference(
-    x: torch.Tensor,
     dt: torch.Tensor,
-    B: torch.Tensor,
     C: torch.Tensor,
     *,
     A: torch.Tensor,
@@ -102,7 +100,7 @@ def mamba2_verify_reference(
     small for the nodes.
     """
     assert rows.ancestors is not None
-    tokens, nheads, headdim = x.shape
+    nheads = window.x.shape[2]
     batch, nodes, capacity = rows.batch, rows.ancestors.shape[1], window.order.shape[1]
     check_nodes(nodes)
     window.check_room(nodes)
@@ -124,18 +122,18 @@ def mamba2_verify_reference(
     start = torch.where(folds[:, None, None, None], folded.to(states.data.dtype).to(compute_dtype), start)
     start = _replay(start, before - folding, entries_from(positions, folding), *inputs)
 
-    x_nodes, B_nodes, C_nodes = (t.reshape(batch, nodes, *t.shape[1:]).to(compute_dtype) for t in (x, B, C))
+    entry = (before[:, None] + torch.arange(nodes, device=C.device)).clamp(max=capacity - 1)
+    nodes_at = row[:, None], positions.gather(1, entry)
+    x_nodes, B_nodes = (stored[nodes_at].to(compute_dtype) for stored in (window.x, window.B))
+    C_nodes = C.reshape(batch, nodes, *C.shape[1:]).to(compute_dtype)
     dt_nodes = final_dt(per_head("dt", dt, 2), bias, dt_softplus, compute_dtype)
     dt_nodes = dt_nodes.reshape(batch, nodes, nheads)
-    entry = (before[:, None] + torch.arange(nodes, device=x.device)).clamp(max=capacity - 1)
-    stored_at = (row[real][:, None], positions.gather(1, entry)[real])
-    for stored, values in ((window.x, x_nodes), (window.B, B_nodes), (window.dt, dt_nodes)):
-        stored[stored_at] = values[real].to(stored.dtype)
+    window.dt[row[real][:, None], nodes_at[1][real]] = dt_nodes[real].to(window.dt.dtype)
 
-    bits = torch.arange(nodes, device=x.device)
+    bits = torch.arange(nodes, device=C.device)
     is_ancestor = ((rows.ancestors[:batch, :, None] >> bits) & 1).bool() & (bits < bits[:, None])
     parent = torch.where(is_ancestor, bits, -1).amax(2)  # the last ancestor
-    each = torch.arange(batch, device=x.device)
+    each = torch.arange(batch, device=C.device)
     after = start.new_empty(nodes + 1, *start.shape)
     after[-1] = start  # what a parent of -1 finds
     outputs = []
@@ -144,12 +142,12 @@ def mamba2_verify_reference(
         state = after[node] = _step(above, x_nodes[:, node], B_nodes[:, node], dt_nodes[:, node], A)
         C_heads = C_nodes[:, node].repeat_interleave(nheads // C.shape[1], dim=1)
         outputs.append((state * C_heads[:, :, None, :]).sum(-1))
-    y = torch.stack(outputs, 1).reshape(tokens, nheads, headdim)
+    y = torch.stack(outputs, 1)
     if D is not None:
-        y = y + per_head("D", D, 1).to(compute_dtype)[:, None] * x.to(compute_dtype)
-    y = torch.where(real.repeat_interleave(nodes)[:, None, None], y, 0)
+        y = y + per_head("D", D, 1).to(compute_dtype)[:, None] * x_nodes
+    y = torch.where(real[:, None, None, None], y, 0).flatten(0, 1)
     if out is None:
-        return y if compute_dtype == torch.float64 else y.to(x.dtype)
+        return y if compute_dtype == torch.float64 else y.to(C.dtype)
     out.copy_(y)
     return out
 

@@ -16,11 +16,12 @@ are not touched here: the commit (common/window.py) asks the same rule.
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
 (common/fragments.py), two for an output of 16 bits and three for float32.
 
-Layouts: x, y [T, H, P], B, C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P]
-in slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
-order[row, p+i] receiving node i. A program owns one head of one row (or some of its blocks of P) and keeps the tokens'
-coefficients in registers while it streams the state past them, from the registers it comes in to tensor cores. It makes
-them in the stream's first turn, while the first blocks are on their way.
+Layouts: y [T, H, P], C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P] in
+slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
+order[row, p+i] node i, whose x and B the convolution has put there (conv1d/verify_replay.py). A program owns one head
+of one row (or some of its blocks of P) and keeps the tokens' coefficients in registers while it streams the state past
+them, from the registers it comes in to tensor cores. It makes them in the stream's first turn, while the first blocks
+are on their way.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -80,14 +81,14 @@ def _stream(
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
     HAS_D: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of some blocks of one head's state, folded first if FOLDS; appends the nodes' x to the window.
+    """Outputs of some blocks of one head's state, folded first if FOLDS.
 
     tokens: which there are, and where in the window. more: pending ones that find no place in them (coefficients.py).
-    inputs: this head's x, y and window, and their strides. fold: what the pending tokens' fold needs. weighing: what
+    inputs: this head's window and y, and their strides. fold: what the pending tokens' fold needs. weighing: what
     the tokens' coefficients are made of.
     """
-    node_i, position, node, is_waiting, is_node, appends = tokens
-    x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos = inputs
+    node_i, position, _, is_waiting, is_node = tokens
+    window_x_head, stride_wx_pos, y_head, stride_y = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
     if BLOCKS == 1:
         coefficient, after, state_decay = coefficients(
@@ -105,11 +106,8 @@ def _stream(
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
         # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
-        stored = window_x_head + position[None, :] * stride_wx_pos + dim[:, None]
-        given = x_head + node[None, :] * stride_x + dim[:, None]
         there = (is_waiting | is_node)[None, :] & dim_inside[:, None]
-        x = tl.load(tl.where(is_node[None, :], given, stored), mask=there, other=0.0)
-        tl.store(stored, x, mask=appends[None, :] & dim_inside[:, None])
+        x = tl.load(window_x_head + position[None, :] * stride_wx_pos + dim[:, None], mask=there, other=0.0)
         output = multiply((x,), coefficient, NATIVE)
         if len(more) > 0:
             x_more = tl.load(
@@ -212,9 +210,9 @@ def _stream_row(
 
 @triton.jit
 def _mamba2_verify_kernel(
-    x, dt, B, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
+    dt, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
     window_x, window_B, window_dt, ancestors, schedule, fold_threshold, fold_at_once,
-    stride_x, stride_dt, stride_dt_head, stride_B, stride_C, stride_A, stride_D, stride_bias, stride_y,
+    stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
@@ -266,14 +264,12 @@ def _mamba2_verify_kernel(
         is_waiting = is_waiting & (node < 0)
     entry = tl.where(is_node, before + node, folding + token)
     position = tl.load(order_row + entry, mask=(is_waiting | is_node) & (entry < CAPACITY), other=0).to(tl.int64)
-    appends = is_node & (entry < CAPACITY)  # behind the pending tokens; nobody reads these positions in this launch
-    tokens = (node_i, position, node, is_waiting, is_node, appends)
+    tokens = (node_i, position, node, is_waiting, is_node)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
     dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
-    is_first = tl.program_id(1) == 0
-    if is_first:
-        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=appends)
+    if tl.program_id(1) == 0:
+        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node & (entry < CAPACITY))
 
     is_i = node_i < N
     rate = decay_rate.to(tl.float64)
@@ -283,8 +279,7 @@ def _mamba2_verify_kernel(
     weighing = (
         tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
         rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
-        paths(ancestors + b * N, node_i, is_i, N), skip, window_B_group, B + b * N * stride_B + group * DSTATE,
-        stride_wB_pos, stride_B, appends & is_first & (head % HEADS_PER_GROUP == 0),
+        paths(ancestors + b * N, node_i, is_i, N), skip, window_B_group, stride_wB_pos,
     )  # fmt: skip
 
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
@@ -299,8 +294,7 @@ def _mamba2_verify_kernel(
         )
         C_parts = C_parts + (rows_in_product_order(C_part, CHUNK),)  # noqa: RUF005
 
-    x_head = x + b * N * stride_x + head * HEADDIM
-    inputs = (x_head, y_head, window_x_head, stride_x, stride_y, stride_wx_pos)
+    inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
     place = (checkpoint_head, first_block, is_kv)
     waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
     if MORE and before - folding > BLOCK_T - N:
@@ -392,9 +386,7 @@ def constants_for(
 
 
 def mamba2_verify(
-    x: torch.Tensor,
     dt: torch.Tensor,
-    B: torch.Tensor,
     C: torch.Tensor,
     *,
     A: torch.Tensor,
@@ -407,33 +399,31 @@ def mamba2_verify(
     out: torch.Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
-    """Outputs of the B trees of N nodes; returns y [B*N, H, P] in x's dtype (or `out`, written in place).
+    """Outputs of the B trees of N nodes; returns y [B*N, H, P] in C's dtype (or `out`, written in place).
 
-    x           [B*N, H, P] float, last two dimensions contiguous, any token stride: read.
     dt          [B*N, H] float, any strides, or expanded to [B*N, H, P]: raw, read.
-    B, C        [B*N, G, D] of x's dtype, last two dimensions contiguous, any token stride: read.
+    C           [B*N, G, D] float, last two dimensions contiguous, any token stride: read, after the convolution.
     A, D, dt_bias
                 [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
     dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
     states      one layer's, [S, H, P, D]: read at the slots; those of rows that fold are written, as they lie.
     rows        with ancestors. Padding (slot <= 0): y zero, nothing else written.
-    window      one layer's, x and B of x's dtype: pending entries read, order[row, pending .. pending + N) written.
+    window      one layer's, x and B of C's dtype: at the rows, pending entries are read, and of the nodes, which are at
+                order[row, pending .. pending + N), x and B too: after the convolution. Their dt is written there.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
     tiling      launch shape, None for the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     dt, A, D, dt_bias = parameters(dt, A, D, dt_bias)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    y = C.new_empty(C.shape[0], *window.x.shape[-2:]) if out is None else out
     sizes = check(
         slots=Arg(rows.slots, "B"),
         rows=Arg(rows.rows, "B"),
         ancestors=Arg(rows.ancestors, ">=B N"),
         schedule=Arg(rows.schedule, ">=B"),
-        x=Arg(x, "B*N H P", FLOATS, contiguous=2),
         dt=Arg(dt, "B*N H", FLOATS, contiguous=0),
-        B=Arg(B, "B*N G D", x.dtype, contiguous=2),
-        C=Arg(C, "B*N G D", x.dtype, contiguous=2),
+        C=Arg(C, "B*N G D", FLOATS, contiguous=2),
         A=Arg(A, "H", FLOATS, contiguous=0),
         D=Arg(D, "H", FLOATS, contiguous=0),
         dt_bias=Arg(dt_bias, "H", FLOATS, contiguous=0),
@@ -441,8 +431,8 @@ def mamba2_verify(
         axis_order=Arg(states.axis_order, "S"),
         pending=Arg(window.pending, "S"),
         order=Arg(window.order, "R C"),
-        window_x=Arg(window.x, "R C H P", x.dtype, contiguous=2),
-        window_B=Arg(window.B, "R C G D", x.dtype, contiguous=2),
+        window_x=Arg(window.x, "R C H P", C.dtype, contiguous=2),
+        window_B=Arg(window.B, "R C G D", C.dtype, contiguous=2),
         window_dt=Arg(window.dt, "R C H", torch.float32),
         out=Arg(y, "B*N H P", FLOATS, contiguous=2),
     )
@@ -475,10 +465,10 @@ def mamba2_verify(
     )
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
-        x, dt, B, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
+        dt, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
         window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule,
         window.fold_threshold, window.fold_at_once,
-        x.stride(0), dt.stride(0), dt.stride(1), B.stride(0), C.stride(0), A.stride(0),
+        dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
         window.B.stride(1), window.dt.stride(0), window.dt.stride(1),

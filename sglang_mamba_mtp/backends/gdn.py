@@ -56,18 +56,25 @@ class VerifyGdn(TargetVerify, GdnBackend):
             return super().forward_extend(layer, forward_batch, mixed_qkv, a, b, **kwargs)
         index = self.req_to_token_pool.mamba2_layer_index(layer.layer_id)
         batch = self._batch(mixed_qkv.shape[0] // self.forward_metadata.mtp_nodes)
-        mixed_qkv = self.store.convolve(
-            index, mixed_qkv, batch, weight=layer.conv_weights, bias=layer.bias, activation=layer.activation
+        convolved = self.store.convolve(
+            index,
+            mixed_qkv,
+            batch,
+            parts={
+                "q": (layer.num_q_heads, layer.head_q_dim),
+                "k": (layer.num_k_heads, layer.head_k_dim),
+                "v": (layer.num_v_heads, layer.head_v_dim),
+            },
+            weight=layer.conv_weights,
+            bias=layer.bias,
+            activation=layer.activation,
         )
-        q, k, v = mixed_qkv.split([layer.q_dim, layer.k_dim, layer.v_dim], dim=-1)
         out = self.store.score(
             index,
             batch,
-            q.unflatten(-1, (layer.num_q_heads, layer.head_q_dim)),
-            k.unflatten(-1, (layer.num_k_heads, layer.head_k_dim)),
-            v.unflatten(-1, (layer.num_v_heads, layer.head_v_dim)),
-            a,
-            b,
+            **convolved,
+            a=a,
+            b=b,
             A_log=layer.A_log,
             dt_bias=layer.dt_bias,
             scale=layer.head_k_dim**-0.5,

@@ -114,25 +114,23 @@ class VerifyMamba2(TargetVerify, Mamba2Backend):
         batch = self._batch(self.forward_metadata.num_decodes)
         tokens = batch.size * batch.nodes
         heads, groups = mixer.num_heads // mixer.tp_size, mixer.n_groups // mixer.tp_size
-        inner = heads * mixer.head_dim
+        state = (groups, mixer.ssm_state_size)
         convolved = self.store.convolve(
             index,
             x_B_C[:tokens],
             batch,
+            parts={"x": (heads, mixer.head_dim), "B": state, "C": state},
             weight=mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), mixer.conv1d.weight.size(2)),
             bias=mixer.conv1d.bias,
             activation=mixer.activation,
         )
-        x, B, C = convolved.split([inner, groups * mixer.ssm_state_size, groups * mixer.ssm_state_size], dim=-1)
-        scored = convolved.new_empty(x_B_C.shape[0], inner)
+        scored = x_B_C.new_empty(x_B_C.shape[0], heads * mixer.head_dim)
         scored[tokens:].zero_()  # the nodes' rows are all written by the kernel
         self.store.score(
             index,
             batch,
-            x.unflatten(-1, (heads, mixer.head_dim)),
-            dt[:tokens],
-            B.unflatten(-1, (groups, mixer.ssm_state_size)),
-            C.unflatten(-1, (groups, mixer.ssm_state_size)),
+            **convolved,
+            dt=dt[:tokens],
             A=mixer.A,
             D=mixer.D,
             dt_bias=mixer.dt_bias,

@@ -31,6 +31,7 @@ Source: draft slots as in TokenSpeed #159, here for trees and for Mamba2 too.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from mamba_mtp_kernels.common.operands import NodeSlots, SlotBooks, States
 
 from ..families.base import VerifyOp
 from .axis_order import AxisOrders
-from .store import DraftStore, VerifyBatch
+from .store import DraftStore, Parts, VerifyBatch
 
 
 def draft_slots(nodes: int) -> int:
@@ -107,14 +108,15 @@ class DraftSlots(DraftStore):
         x: torch.Tensor,
         batch: VerifyBatch,
         *,
+        parts: Parts,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         activation: str | None,
-    ) -> torch.Tensor:
+    ) -> dict[str, torch.Tensor]:
         if index == 0:
             # Only now is the commit before certainly done: `prepare` may have run beside it.
             self._place(batch)
-        return self._conv.conv1d_verify_slots(
+        y = self._conv.conv1d_verify_slots(
             x,
             conv_states=self.conv_states[index],
             weight=weight,
@@ -122,6 +124,8 @@ class DraftSlots(DraftStore):
             activation=activation,
             nodes=self._nodes(batch),
         )
+        pieces = y.split([math.prod(shape) for shape in parts.values()], dim=-1)
+        return {name: piece.unflatten(-1, parts[name]) for name, piece in zip(parts, pieces, strict=True)}
 
     def _place(self, batch: VerifyBatch) -> None:
         """Where each row's verify reads and where each of its nodes writes, once a forward."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
 from .counts import Counts
+
+#: What the channels of a convolution are to the recurrence, in order: names, and a token's shapes.
+Parts = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -137,15 +140,18 @@ class DraftStore(ABC):
         x: torch.Tensor,
         batch: VerifyBatch,
         *,
+        parts: Parts,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         activation: str | None,
-    ) -> torch.Tensor:
-        """The convolution of layer ``index`` over all nodes, each along its own path: ``x`` [T, dim] in and out."""
+    ) -> dict[str, torch.Tensor]:
+        """The convolution of layer ``index`` over all nodes, each along its own path: ``x`` [T, dim]. Returns [T, ...]
+        of the ``parts`` that `score` is to be given: all but those that this store keeps, and has put in place."""
 
-    def score(self, index: int, batch: VerifyBatch, *inputs: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        """The recurrence of layer ``index`` over all nodes; inputs and arguments are the family's."""
-        return self._verify(*inputs, **arguments, **self._where(index, batch))
+    def score(self, index: int, batch: VerifyBatch, **inputs: Any) -> torch.Tensor:
+        """The recurrence of layer ``index`` over all nodes: ``inputs`` are what `convolve` gave, and what else the
+        family's verify takes."""
+        return self._verify(**inputs, **self._where(index, batch))
 
     @abstractmethod
     def _where(self, index: int, batch: VerifyBatch) -> dict[str, Any]:

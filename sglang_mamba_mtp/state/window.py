@@ -31,6 +31,7 @@ token a fold also leaves what came after the last page boundary before them, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ from triton.runtime.errors import OutOfResources
 from ..errors import MtpError
 from ..families.base import Family, FoldOp, TokenField, VerifyOp
 from .axis_order import AxisOrders
-from .store import DraftStore, VerifyBatch
+from .store import DraftStore, Parts, VerifyBatch
 
 #: Drafts of up to this many nodes leave the rest of one step of tensor cores to pending tokens.
 SMALL_DRAFT = 4
@@ -206,11 +207,15 @@ class Window(DraftStore):
         x: torch.Tensor,
         batch: VerifyBatch,
         *,
+        parts: Parts,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         activation: str | None,
-    ) -> torch.Tensor:
-        return self._conv.conv1d_verify(
+    ) -> dict[str, torch.Tensor]:
+        _, window = self._layers[index]
+        # (of the recurrence's inputs that come from the convolution the window has all but one)
+        (given,) = (name for name in parts if name not in self.fields)
+        y = self._conv.conv1d_verify(
             x,
             conv_states=self.conv_states[index],
             weight=weight,
@@ -218,12 +223,14 @@ class Window(DraftStore):
             activation=activation,
             rows=self.rows(batch),
             window=self._conv_layers[index],
+            parts=[math.prod(shape) if name == given else getattr(window, name) for name, shape in parts.items()],
         )
+        return {given: y.unflatten(-1, parts[given])}
 
-    def score(self, index: int, batch: VerifyBatch, *inputs: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def score(self, index: int, batch: VerifyBatch, **inputs: Any) -> torch.Tensor:
         """As `DraftStore.score`. Raises MtpError where so long a window of so many nodes does not fit the GPU."""
         try:
-            return super().score(index, batch, *inputs, **arguments)
+            return super().score(index, batch, **inputs)
         except OutOfResources as error:
             raise MtpError(
                 f"a verify of {batch.nodes} nodes over a window of {self.shape.threshold} tokens needs "

@@ -130,9 +130,12 @@ class Problem:
         schedule: torch.Tensor | None = None,
         **extra: Any,
     ) -> torch.Tensor:
-        """Run op; with compute_dtype among `extra`, on inputs of that dtype."""
+        """Run op on the nodes that lie in the window; with compute_dtype among `extra`, on inputs of that dtype."""
+        q, _, _, a, b = (x.to(extra.get("compute_dtype", x.dtype)) for x in self.inputs(which))
         return op(
-            *(x.to(extra.get("compute_dtype", x.dtype)) for x in self.inputs(which)),
+            q,
+            a,
+            b,
             A_log=self.A_log,
             dt_bias=self.dt_bias,
             scale=self.scale,

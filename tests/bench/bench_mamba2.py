@@ -98,9 +98,12 @@ class Problem:
         exact: bool = False,
         **extra: Any,
     ) -> torch.Tensor:
-        """One verify of a set. `checkpoint`: states in place of the pool's. exact: on float64 copies of the window."""
+        """One verify of a set, on the nodes that lie in the window. `checkpoint`: states in place of the pool's. exact:
+        on float64 copies of the window."""
+        _, dt, _, C = self.inputs(which)
         return op(
-            *self.inputs(which),
+            dt,
+            C,
             A=self.A,
             D=self.D,
             dt_bias=self.dt_bias,

@@ -181,9 +181,10 @@ def check(case: Case, ways: Sequence[Variant | str]) -> dict[str, dict[str, floa
         for step in steps.values():
             step.prepare(0)
         for index in range(CHECK_LAYERS):
-            convolved = {name: step.convolve(0, index) for name, step in steps.items()}
+            convolved = {name: step.gathered(0, index, step.convolve(0, index)) for name, step in steps.items()}
             # all verifies get the same inputs
-            scored = {name: step.score(0, index, convolved["stock"]) for name, step in steps.items()}
+            y = convolved["stock"]
+            scored = {name: step.score(0, index, step.given(0, index, y)) for name, step in steps.items()}
             true_conv, true_scores = exact.convolve(index), exact.score(index, convolved["stock"])
             for name in steps:
                 errors[name].add("conv", convolved[name], true_conv)

@@ -89,7 +89,7 @@ def verify_reports(
     """Of prepare_kernel and of the verify kernel, compiled when called. keeps_newest: a fold leaves the newest tokens
     pending."""
     pointers = {
-        **WINDOW_POINTERS, **dict.fromkeys(("q", "k", "v", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
+        **WINDOW_POINTERS, **dict.fromkeys(("q", "a", "b", "out", "dt_bias"), "bf16"), "A_log": "fp32",
         "states": state, "slots": "i32", "rows": "i64", "pending": "i32", "ancestors": "i64",
         "carried": "bf16" if config.split else "fp32", "weights": "fp32",
         "fold_factors": "fp32", "axis_order": "u8", "newest": "i32", "schedule": "i32",

@@ -47,6 +47,10 @@ NEMOTRON = (128, 80, 128, 8)
 """Heads, head dimension, state dimension, groups."""
 CHANNELS = {"gdn": 8192, "mamba2": 12288}
 """Of the convolution."""
+PARTS = {"gdn": (2048, 2048, 4096), "mamba2": (10240, 1024, 1024)}
+"""Of these: q, k and v; x, B and C."""
+RESULT = {"gdn": 0, "mamba2": 2}
+"""The part that no window keeps."""
 WIDTH = 4
 NO_BIAS: dict[str, set[str]] = {"gdn": {"bias"}, "mamba2": set()}
 """What its kernels are not given."""
@@ -125,11 +129,13 @@ def recurrences() -> Iterator[tuple[str, Report]]:
 def conv(family: str, nodes: int, chain: bool) -> dict[str, int]:
     many, chained = conv_verify.TREE_NODES, 8  # nodes a program
     constants = {
-        "DIM": CHANNELS[family], "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
+        **{f"WIDTH_{part}": width for part, width in enumerate(PARTS[family])}, "RESULT": RESULT[family],
+        "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
         "BLOCK_D": 256 if chain else conv_verify.TREE_BYTES // 2, "SILU": True, "CHAIN": chain, "PLACES": not chain,
         "WORDS": True, "HAS_BIAS": family == "mamba2", "stride_tok": 1,
     }  # fmt: skip
-    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias", "window_inputs"), "bf16")
+    pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias"), "bf16")
+    pointers |= dict.fromkeys(("window_inputs", "first_kept", "second_kept"), "bf16")
     pointers |= i32("slots", "rows", "parents", "pending", "order")
     odd = {"capacity", "stride_weight", "stride_state_dim"}
     return used_by(conv_verify._conv1d_verify_kernel, pointers, constants, 2, odd, NO_BIAS[family])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from cases import GdnShape
 from replayssm import replayssm_kind, scatter_windows
-from step import ACTIVATIONS, Drafts, Stock, StockConvolution, open_pools
+from step import ACTIVATIONS, Drafts, Stock, StockConvolution, open_pools, split
 from stock import StockConv
 
 ROWS, COLUMNS = 32, 128
@@ -44,7 +44,7 @@ class Replayssm(StockConvolution):
         where = {"index": index, "states": self.states[index], **self._where(which), "starts": self.starts}
         rest = self.drafts.inputs[which][1:]
         if self.kernels.strided:
-            return self.layer.score(self.kernels.verify, y, *rest, **where)
+            return self.layer.score(self.kernels.verify, split(self.layer, y), *rest, **where)
         return self.layer.stock_score(self.kernels, y, *rest, **where)
 
     def _where(self, which: int) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ state and where to. This project's steps run through the objects that a server's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -39,6 +39,9 @@ FUSED_SPLIT_DIM = 8192
 """SGLang's MAX_FUSED_QKV_SPLIT_DIM: up to here it copies q, k and v apart, beyond it takes views."""
 
 
+Parts = Mapping[str, torch.Tensor]
+
+
 class Layer(Protocol):
     """Weights of a layer and the calls that differ between families; all layers of a stack share the weights."""
 
@@ -47,15 +50,16 @@ class Layer(Protocol):
     device: torch.device
     weight: torch.Tensor
     bias: torch.Tensor | None
+    parts: dict[str, tuple[int, int]]
 
     def inputs(self, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
         """What the input projection gives: x [T, conv dim] first, then what goes past the convolution."""
 
-    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
-        """Run a verify of this project's signature on convolved y [T, conv dim]."""
+    def score(self, verify: Callable[..., torch.Tensor], parts: Parts, *rest: torch.Tensor, **extra: Any) -> Any:
+        """Run a verify of this project's names on these parts [T, heads, dim] of what was convolved."""
 
-    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Tensors that the backend allocates for the verify to write."""
+    def output(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Tensors that the backend allocates for the verify to write: x are the convolution's inputs."""
 
     def fold(self, layers: int) -> Callable[..., None]:
         """The fold as a server's window gets it."""
@@ -80,27 +84,18 @@ class GdnLayer:
         self.weight = _randn(generator, shape.conv_dim, CONV_WIDTH).to(ACTIVATIONS) * 0.5
         self.bias = None
         self.A_log, self.dt_bias = _randn(generator, shape.HV) * 0.5, _randn(generator, shape.HV) * 0.5
+        self.parts = {"q": (shape.H, shape.K), "k": (shape.H, shape.K), "v": (shape.HV, shape.V)}
 
     def inputs(self, tokens: int, generator: torch.Generator) -> list[torch.Tensor]:
         widths = (self.shape.conv_dim, self.shape.HV, self.shape.HV)
         return [_randn(generator, tokens, width).to(ACTIVATIONS) for width in widths]
 
-    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
-        shape, (a, b) = self.shape, rest
-        q, k, v = y.split([shape.H * shape.K, shape.H * shape.K, shape.HV * shape.V], dim=-1)
-        return verify(
-            q.unflatten(-1, (shape.H, shape.K)),
-            k.unflatten(-1, (shape.H, shape.K)),
-            v.unflatten(-1, (shape.HV, shape.V)),
-            a,
-            b,
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            scale=shape.K**-0.5,
-            **extra,
-        )
+    def score(self, verify: Callable[..., torch.Tensor], parts: Parts, *rest: torch.Tensor, **extra: Any) -> Any:
+        a, b = rest
+        weights = {"A_log": self.A_log, "dt_bias": self.dt_bias, "scale": self.shape.K**-0.5}
+        return verify(**parts, a=a, b=b, **weights, **extra)
 
-    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def output(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {}
 
     def fold(self, layers: int) -> Callable[..., None]:
@@ -117,7 +112,7 @@ class GdnLayer:
         if y.shape[1] <= FUSED_SPLIT_DIM:
             q, k, v = split_qkv(y, **heads)
         else:
-            q, k, v = self.score(lambda q, k, v, *_, **__: (q[None], k[None], v[None]), y, a, b)
+            q, k, v = (part[None] for part in split(self, y).values())
         return stock.verify(q, k, v, a, b, A_log=self.A_log, dt_bias=self.dt_bias, **where)
 
     def stock_decode(
@@ -139,6 +134,8 @@ class Mamba2Layer:
         self.bias = _randn(generator, shape.conv_dim).to(ACTIVATIONS) * 0.1
         self.A = -torch.rand(shape.nheads, generator=generator, device=device) * 4 - 0.5
         self.D, self.dt_bias = _randn(generator, shape.nheads), _randn(generator, shape.nheads) - 1
+        state = (shape.ngroups, shape.dstate)
+        self.parts = {"x": (shape.nheads, shape.headdim), "B": state, "C": state}
 
     @property
     def _inner(self) -> int:
@@ -150,23 +147,13 @@ class Mamba2Layer:
         _, x_B_C, dt = _randn(generator, tokens, sum(widths)).to(ACTIVATIONS).split(widths, dim=-1)
         return [x_B_C, dt.sub_(1)]
 
-    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        shape = self.shape
-        width = shape.ngroups * shape.dstate
-        x, B, C = y.split([self._inner, width, width], dim=-1)
-        return (
-            x.unflatten(-1, (shape.nheads, shape.headdim)),
-            B.unflatten(-1, (shape.ngroups, shape.dstate)),
-            C.unflatten(-1, (shape.ngroups, shape.dstate)),
-        )
-
-    def score(self, verify: Callable[..., torch.Tensor], y: torch.Tensor, *rest: torch.Tensor, **extra: Any) -> Any:
-        (x, B, C), (dt,) = self._parts(y), rest
+    def score(self, verify: Callable[..., torch.Tensor], parts: Parts, *rest: torch.Tensor, **extra: Any) -> Any:
+        (dt,) = rest
         weights = {"A": self.A, "D": self.D, "dt_bias": self.dt_bias}
-        return verify(x, dt, B, C, **weights, dt_softplus=True, **extra)
+        return verify(**parts, dt=dt, **weights, dt_softplus=True, **extra)
 
-    def output(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"out": y.new_zeros(y.shape[0], self._inner).unflatten(-1, (self.shape.nheads, self.shape.headdim))}
+    def output(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": x.new_zeros(x.shape[0], *self.parts["x"])}
 
     def fold(self, layers: int) -> Callable[..., None]:
         return partial(mamba2.ops_for(self.device).mamba2_fold, A=self.A.expand(layers, -1).contiguous())
@@ -176,7 +163,7 @@ class Mamba2Layer:
 
     def stock_score(self, stock: StockMamba2, y: torch.Tensor, dt: torch.Tensor, **where: Any) -> torch.Tensor:
         batch = where["slots"].shape[0]
-        x, B, C = self._parts(y)
+        x, B, C = split(self, y).values()
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         x, dt, B, C, nodes_out = (tensor.unflatten(0, (batch, -1)) for tensor in (x, dt, B, C, out))
         del where["starts"]
@@ -188,10 +175,16 @@ class Mamba2Layer:
     def stock_decode(
         self, stock: StockMamba2, y: torch.Tensor, dt: torch.Tensor, **where: torch.Tensor
     ) -> torch.Tensor:
-        x, B, C = self._parts(y)
+        x, B, C = split(self, y).values()
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         stock.decode(x, dt, B, C, A=self.A, D=self.D, dt_bias=self.dt_bias, out=out, **where)
         return out
+
+
+def split(layer: Layer, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The parts [T, heads, dim] of convolved y [T, conv dim]."""
+    pieces = y.split([heads * dim for heads, dim in layer.parts.values()], dim=-1)
+    return {name: piece.unflatten(-1, layer.parts[name]) for name, piece in zip(layer.parts, pieces, strict=True)}
 
 
 def make_layer(shape: GdnShape | Mamba2Shape, device: torch.device) -> Layer:
@@ -272,11 +265,17 @@ class Step(Protocol):
     def prepare(self, which: int) -> None:
         """Once a step, before the first layer."""
 
-    def convolve(self, which: int, index: int) -> torch.Tensor:
-        """[T, conv dim], convolved, of layer `index`."""
+    def convolve(self, which: int, index: int) -> Any:
+        """What `score` takes: convolved inputs of layer `index`, but for what they leave elsewhere for it."""
 
-    def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
-        """[T, heads, head dim] from convolved y."""
+    def score(self, which: int, index: int, convolved: Any) -> torch.Tensor:
+        """[T, heads, head dim]."""
+
+    def gathered(self, which: int, index: int, convolved: Any) -> torch.Tensor:
+        """y [T, conv dim], whole, of what `convolve` returned."""
+
+    def given(self, which: int, index: int, y: torch.Tensor) -> Any:
+        """What `convolve` returns, for this y."""
 
     def commit(self, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
         """Once a step: last [batch] is every row's last accepted node, track [batch] the node on its path whose state
@@ -314,6 +313,12 @@ class StockConvolution:
             links=self.drafts.links,
             parents=self.parents,
         )
+
+    def gathered(self, which: int, index: int, convolved: torch.Tensor) -> torch.Tensor:
+        return convolved
+
+    def given(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
+        return y
 
 
 class Stock(StockConvolution):
@@ -423,13 +428,37 @@ class Ours:
     def prepare(self, which: int) -> None:
         self.store.prepare(self._batch(which), *self.drafts.links)
 
-    def convolve(self, which: int, index: int) -> torch.Tensor:
+    def convolve(self, which: int, index: int) -> dict[str, torch.Tensor]:
         weights = {"weight": self.layer.weight, "bias": self.layer.bias, "activation": "silu"}
-        return self.store.convolve(index, self.drafts.inputs[which][0], self._batch(which), **weights)
+        x, parts = self.drafts.inputs[which][0], self.layer.parts
+        return self.store.convolve(index, x, self._batch(which), parts=parts, **weights)
 
-    def score(self, which: int, index: int, y: torch.Tensor) -> torch.Tensor:
+    def score(self, which: int, index: int, convolved: dict[str, torch.Tensor]) -> torch.Tensor:
         verify = partial(self.store.score, index, self._batch(which))
-        return self.layer.score(verify, y, *self.drafts.inputs[which][1:], **self.layer.output(y))
+        x, *rest = self.drafts.inputs[which]
+        return self.layer.score(verify, convolved, *rest, **self.layer.output(x))
+
+    def gathered(self, which: int, index: int, convolved: dict[str, torch.Tensor]) -> torch.Tensor:
+        found = dict(convolved)
+        for name in self.layer.parts.keys() - found.keys():
+            found[name] = self.store.fields[name][index][self._nodes_at(which)].flatten(0, 1)
+        return torch.cat([found[name].flatten(1) for name in self.layer.parts], dim=1)
+
+    def given(self, which: int, index: int, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts = split(self.layer, y)
+        if isinstance(self.store, Window):
+            batch = self.drafts.batch
+            for name in parts.keys() & self.store.fields.keys():
+                self.store.fields[name][index][self._nodes_at(which)] = parts.pop(name).unflatten(0, (batch, -1))
+        return parts
+
+    def _nodes_at(self, which: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows [B, 1] and positions [B, N] of the nodes in the window."""
+        drafts, window = self.drafts, self.store
+        rows = drafts.rows[which][:, None]
+        first = window.pending[drafts.slots[which].long()]
+        entries = first[:, None] + torch.arange(drafts.nodes, device=first.device)
+        return rows, window.order[rows, entries].long()
 
     def commit(self, which: int, last: torch.Tensor, track: torch.Tensor) -> None:
         slots = self.drafts.track_slots[which]
@@ -467,7 +496,8 @@ class Exact:
 
     def score(self, index: int, y: torch.Tensor) -> torch.Tensor:
         verify = partial(self.verify, states=States(self.states[index]), **self._where())
-        return self.layer.score(verify, y.double(), *(tensor.double() for tensor in self.drafts.inputs[0][1:]))
+        rest = (tensor.double() for tensor in self.drafts.inputs[0][1:])
+        return self.layer.score(verify, split(self.layer, y.double()), *rest)
 
     def commit(self, last: torch.Tensor, track: torch.Tensor) -> None:
         newest, tracked = (self.write.gather(1, node.clamp(min=0)[:, None].long())[:, 0] for node in (last, track))

@@ -42,7 +42,7 @@ def gdn_shared(window: int) -> int:
         state=torch.float32,
         either=True,
     )
-    pointers = dict.fromkeys(("v", "out", "window_k", "window_v", "carried"), "bf16")
+    pointers = dict.fromkeys(("out", "window_k", "window_v", "carried"), "bf16")
     pointers |= dict.fromkeys(("states", "weights", "fold_factors"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "schedule", "pending", "newest", "order"), "i32") | {"axis_order": "u8"}
     kernel = verify_replay._verify_kernel

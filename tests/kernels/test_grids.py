@@ -18,7 +18,7 @@ from mamba_mtp_kernels.gdn import fold, verify_replay, verify_slots
 from mamba_mtp_kernels.gdn.window import GdnWindow
 
 BATCH, NODES, LAYERS, THRESHOLD = 1024, 4, 48, 16
-H, HV, K, V, DIM = 32, 64, 128, 128, 4096 + 2 * 4096 + 8192
+H, HV, K, V, DIM = 32, 64, 128, 128, 4096 + 4096 + 8192
 
 
 def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -52,8 +52,13 @@ def window(*leading: int) -> GdnWindow:
 
 def gdn(verify: Callable[..., torch.Tensor], **where: object) -> None:
     tokens = BATCH * NODES
-    inputs = (empty(tokens, H, K), empty(tokens, H, K), empty(tokens, HV, V), empty(tokens, HV), empty(tokens, HV))
-    verify(*inputs, A_log=empty(HV), dt_bias=empty(HV), scale=1.0, **where)
+    inputs = {"q": empty(tokens, H, K), "a": empty(tokens, HV), "b": empty(tokens, HV)}
+    verify(**inputs, A_log=empty(HV), dt_bias=empty(HV), scale=1.0, **where)
+
+
+def gdn_slots() -> None:
+    inputs = {"k": empty(BATCH * NODES, H, K), "v": empty(BATCH * NODES, HV, V)}
+    gdn(verify_slots.gdn_verify_slots, states=states(), nodes=nodes(), **inputs)
 
 
 def convolve(verify: Callable[..., torch.Tensor], **where: object) -> None:
@@ -65,6 +70,11 @@ def conv_window(*leading: int) -> ConvWindow:
     size = (*leading, BATCH, THRESHOLD + 2 * NODES)
     books = {name: integers(BATCH + 1) for name in ("newest", "length")}
     return ConvWindow(integers(BATCH + 1), integers(*size[-2:]), THRESHOLD, empty(*size, DIM), **books)
+
+
+def parts() -> list[int | torch.Tensor]:
+    kept = window()
+    return [H * K, kept.k, kept.v]
 
 
 def all_conv_states() -> torch.Tensor:
@@ -89,7 +99,7 @@ LAUNCHES = {
     "gdn_verify_slots": (
         verify_slots,
         ("_slots_kernel",),
-        lambda: gdn(verify_slots.gdn_verify_slots, states=states(), nodes=nodes()),
+        gdn_slots,
         [BATCH * HV * 16],
     ),
     "gdn_fold": (fold, ("_fold_kernel",), gdn_fold, [LAYERS * BATCH * HV * 4]),
@@ -97,6 +107,12 @@ LAUNCHES = {
         conv_replay,
         ("_conv1d_verify_kernel",),
         lambda: convolve(conv_replay.conv1d_verify, rows=rows(), window=conv_window()),
+        [BATCH * DIM // 512],
+    ),
+    "conv1d_verify, in parts": (
+        conv_replay,
+        ("_conv1d_verify_kernel",),
+        lambda: convolve(conv_replay.conv1d_verify, rows=rows(), window=conv_window(), parts=parts()),
         [BATCH * DIM // 512],
     ),
     "conv1d_verify_slots": (

@@ -35,12 +35,14 @@ def pool(request, sglang):
 def verify_and_commit(store, slots: list[int], rows: list[int], accepted: list[int]) -> None:
     """A chain's commit of ``accepted`` nodes a row; what a verify writes into windows does not matter here."""
     from sglang_mamba_mtp.state.store import VerifyBatch
+    from tests.stateful import naive
 
     batch = VerifyBatch(torch.tensor(slots), torch.tensor(rows), torch.tensor(rows), NODES, True)
     store.prepare(batch, None, None)
     dim, entries = store.conv_states.shape[2:]
     x, weight = torch.zeros(batch.size * NODES, dim), torch.zeros(dim, entries + 1)
-    store.convolve(0, x, batch, weight=weight, bias=None, activation=None)
+    model = naive.MODELS["gdn"](naive.Sizes(), torch.Generator().manual_seed(0))
+    store.convolve(0, x, batch, parts=model.parts, weight=weight, bias=None, activation=None)
     store.commit(batch, last_correct=torch.tensor(accepted) - 1, track_slots=None, steps_to_track=None)
 
 

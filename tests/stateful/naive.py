@@ -41,6 +41,9 @@ class Sizes:
         return 2 * self.keys + self.values
 
 
+Given = Mapping[str, torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Token:
     """One token's inputs in every layer: x [layers, dim], and what the family takes a head [layers, value_heads]."""
@@ -105,8 +108,18 @@ class Model(ABC):
         """One head's state [value_dim, key_dim] and output [value_dim] after a token; y [dim] is convolved."""
 
     @abstractmethod
-    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
-        """What the family's backend does after the convolution: y [tokens, dim], gates [tokens, value_heads]."""
+    def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
+        """What the family's backend does after the convolution: given by the store, gates [tokens, value_heads]."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """What the convolved channels are, in order: heads and dimensions by name."""
+
+    def _parts(self, y: torch.Tensor) -> list[torch.Tensor]:
+        """[heads, dimensions] each, of one token's y [dim]."""
+        pieces = y.split([heads * dims for heads, dims in self.parts.values()], dim=-1)
+        return [piece.unflatten(-1, shape) for piece, shape in zip(pieces, self.parts.values(), strict=True)]
 
 
 class Gdn(Model):
@@ -118,11 +131,10 @@ class Gdn(Model):
         super().__init__(sizes, generator)
         self.A_log, self.dt_bias = self.draw(sizes.value_heads) - 1, self.draw(sizes.value_heads)
 
-    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        sizes = self.sizes
-        q, k, v = y.split([sizes.keys, sizes.keys, sizes.values], dim=-1)
-        heads = (sizes.heads, sizes.key_dim)
-        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, (sizes.value_heads, sizes.value_dim))
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        keys = (self.sizes.heads, self.sizes.key_dim)
+        return {"q": keys, "k": keys, "v": (self.sizes.value_heads, self.sizes.value_dim)}
 
     def head_step(
         self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
@@ -135,9 +147,9 @@ class Gdn(Model):
         state = state + torch.outer(gates["b"][head].sigmoid() * (v[head] - state @ unit_k), unit_k)
         return state, state @ unit_q
 
-    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
+    def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
         parameters = {"A_log": self.A_log[layer], "dt_bias": self.dt_bias[layer], "scale": 1.0}
-        return store.score(layer, verify, *self._parts(y), gates["a"], gates["b"], **parameters)
+        return store.score(layer, verify, **given, **gates, **parameters)
 
 
 class Mamba2(Model):
@@ -150,11 +162,10 @@ class Mamba2(Model):
         self.A = -(self.draw(sizes.value_heads) - 1).exp()
         self.dt_bias, self.D = self.draw(sizes.value_heads), self.draw(sizes.value_heads)
 
-    def _parts(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        sizes = self.sizes
-        x, B, C = y.split([sizes.values, sizes.keys, sizes.keys], dim=-1)
-        groups = (sizes.heads, sizes.key_dim)
-        return x.unflatten(-1, (sizes.value_heads, sizes.value_dim)), B.unflatten(-1, groups), C.unflatten(-1, groups)
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        groups = (self.sizes.heads, self.sizes.key_dim)
+        return {"x": (self.sizes.value_heads, self.sizes.value_dim), "B": groups, "C": groups}
 
     def head_step(
         self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
@@ -164,10 +175,9 @@ class Mamba2(Model):
         state = state * (self.A[layer, head].double() * dt).exp() + dt * torch.outer(x[head], B[group])
         return state, state @ C[group] + self.D[layer, head].double() * x[head]
 
-    def score(self, store: Any, layer: int, verify: Any, y: torch.Tensor, gates: dict[str, torch.Tensor]) -> Any:
-        x, B, C = self._parts(y)
+    def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
         parameters = {"A": self.A[layer], "D": self.D[layer], "dt_bias": self.dt_bias[layer]}
-        return store.score(layer, verify, x, gates["dt"], B, C, **parameters, dt_softplus=True)
+        return store.score(layer, verify, **given, **gates, **parameters, dt_softplus=True)
 
 
 MODELS: dict[str, type[Model]] = {model.family: model for model in (Gdn, Mamba2)}

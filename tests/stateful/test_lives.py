@@ -314,8 +314,9 @@ class Lives(RuleBasedStateMachine):
         for layer in range(SIZES.layers):
             x = torch.stack([token.x[layer] for token in tokens])
             gates = {name: torch.stack([token.gates[name][layer] for token in tokens]) for name in self.model.gates}
-            y = self.store.convolve(layer, x, verify, weight=self.model.conv[layer], bias=None, activation="silu")
-            outputs.append(self.model.score(self.store, layer, verify, y, gates))
+            weights = {"weight": self.model.conv[layer], "bias": None, "activation": "silu"}
+            given = self.store.convolve(layer, x, verify, parts=self.model.parts, **weights)
+            outputs.append(self.model.score(self.store, layer, verify, given, gates))
         return torch.stack(outputs)
 
     @precondition(lambda self: self.running)

@@ -25,7 +25,7 @@ from ..hopper import compiled
 HEADS, DIMS = (1, 1), (32, 16)
 """(H, HV) and (K, V)."""
 POINTERS = {
-    **dict.fromkeys(("v", "window_k", "window_v", "out", "carried", "weights", "fold_factors"), "fp32"),
+    **dict.fromkeys(("window_k", "window_v", "out", "carried", "weights", "fold_factors"), "fp32"),
     **dict.fromkeys(("window_g", "window_beta"), "fp32"),
     **dict.fromkeys(("slots", "pending", "newest", "order", "schedule"), "i32"),
     **dict.fromkeys(("src_slots", "dst_slots", "counts", "rows"), "i32"),

@@ -135,13 +135,14 @@ def test_graph_replay_equals_eager() -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = static.run(gdn_verify)
+        out = static.verify(gdn_verify)
     for seed, pending in ((1, [0, 1, 0, 15, 16, 24]), (2, [17, 3, 5, 0, 24, 9])):
         fresh = saved if seed == 1 else real_case(8, seed=seed, pending=pending)
         for name, tensor in fresh.tensors.items():
             static.tensors[name].copy_(tensor)
         for name in ("slots", "rows", "pending", "order", "ancestors"):
             getattr(static.books, name).copy_(getattr(fresh.books, name))
+        static.put_nodes()
         graph.replay()
         eager = fresh.clone()
         assert_same_bits("o", out, eager.run(gdn_verify))

@@ -40,7 +40,16 @@ class Case:
         given = self.tensors
         fold(States(given["checkpoint"][None], axis_order), self.window().of_all_layers(), folds, A=given["A"][None])
 
-    def run(
+    def run(self, verify: Callable[..., torch.Tensor], **extra: object) -> torch.Tensor:
+        """`verify`, after the nodes' x and B have been put where a convolution puts them."""
+        self.put_nodes()
+        return self.verify(verify, **extra)
+
+    def put_nodes(self) -> None:
+        for name in ("x", "B"):
+            self.books.put_nodes(self.tensors[f"window_{name}"], self.tensors[name])
+
+    def verify(
         self,
         verify: Callable[..., torch.Tensor],
         *,
@@ -50,7 +59,7 @@ class Case:
     ) -> torch.Tensor:
         given = self.tensors
         return verify(
-            *(given[name] for name in ("x", "dt", "B", "C")),
+            *(given[name] for name in ("dt", "C")),
             **{name: given[name] for name in ("A", "D", "dt_bias")},
             dt_softplus=self.dt_softplus,
             states=States(given["checkpoint"], axis_order),

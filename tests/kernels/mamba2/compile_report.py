@@ -77,7 +77,7 @@ def mamba2(
     )
     constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS"), True)
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
-    pointers = dict.fromkeys(("x", "dt", "B", "C", "y", "window_x", "window_B"), model)
+    pointers = dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), model)
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
     pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}

@@ -43,17 +43,15 @@ def launch(kernel: str, rows: int, heads: int, headdim: int) -> None:
         layers = Mamba2Window(window.pending, window.order, 0, *every)
         fold.mamba2_fold(States(states.data[None]), layers, Folds(slots, slots, slots, slots), A=empty(1, heads))
         return
-    inputs = (
-        empty(1, heads, headdim).expand(rows, heads, headdim), empty(rows, heads),
-        empty(1, 1, DSTATE).expand(rows, 1, DSTATE), empty(1, 1, DSTATE).expand(rows, 1, DSTATE),
-    )  # fmt: skip
+    inputs = {"dt": empty(rows, heads), "C": empty(1, 1, DSTATE).expand(rows, 1, DSTATE)}
     shared = {"A": empty(heads), "D": None, "dt_bias": None, "dt_softplus": True, "states": states}
     shared["out"] = empty(1, heads, headdim).expand(rows, heads, headdim)
     if kernel == "verify_replay":
         ancestors = torch.zeros(rows, 1, dtype=torch.int64)
-        verify_replay.mamba2_verify(*inputs, **shared, rows=Rows(slots, slots, ancestors=ancestors), window=window)
+        verify_replay.mamba2_verify(**inputs, **shared, rows=Rows(slots, slots, ancestors=ancestors), window=window)
     else:
-        verify_slots.mamba2_verify_slots(*inputs, **shared, nodes=NodeSlots(slots, slots[:, None]))
+        inputs |= {"x": empty(1, heads, headdim).expand(rows, heads, headdim), "B": inputs["C"]}
+        verify_slots.mamba2_verify_slots(**inputs, **shared, nodes=NodeSlots(slots, slots[:, None]))
 
 
 KERNELS = {

@@ -121,10 +121,12 @@ def run_steps(
         B, C = randn(batch * nodes, 1, dstate), randn(batch * nodes, 1, dstate)
         batch_rows = Rows(slots, rows, parents=parents, ancestors=ancestors)
         folds += int((pending[slots.long()] > window).sum())
+        entries = pending[slots.long()].long()[:, None] + torch.arange(nodes, device=device)
+        nodes_at = rows.long()[:, None], order[rows.long()[:, None], entries].long()
+        for name, inputs in (("x", x), ("B", B)):  # as the convolution leaves them
+            windows[name][0][nodes_at] = inputs.to(device).unflatten(0, (batch, nodes))
         y = verify(
-            x.to(device),
             dt.to(device),
-            B.to(device),
             C.to(device),
             A=A[0],
             D=D,

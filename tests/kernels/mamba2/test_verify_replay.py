@@ -403,19 +403,19 @@ def test_errors_name_the_argument(device):
     with pytest.raises(ValueError, match=r"A: shape .* one value a head"):
         bad = case.clone()
         bad.tensors["A"] = torch.ones(4, 12, 16, device=device)
-        bad.run(mamba2_verify)
+        bad.verify(mamba2_verify)
     with pytest.raises(ValueError, match=r"order: capacity 14, expected at least 7 \+ 2 \* 4"):
         bad = case.clone()
         bad.books.fold_threshold = 7
-        bad.run(mamba2_verify)
+        bad.verify(mamba2_verify)
     with pytest.raises(TypeError, match=r"window_B: dtype torch\.float16"):
         bad = case.clone()
         bad.tensors["window_B"] = bad.tensors["window_B"].half()
-        bad.run(mamba2_verify)
+        bad.verify(mamba2_verify)
     with pytest.raises(ValueError, match="window_dt: shape"):
         bad = case.clone()
         bad.tensors["window_dt"] = bad.tensors["window_dt"][:, 1:]
-        bad.run(mamba2_verify)
+        bad.verify(mamba2_verify)
     for op in (mamba2_verify, mamba2_verify_reference):
         with pytest.raises(ValueError, match="65 nodes, the ancestor mask holds 64"):
             bad = case.clone()
@@ -423,7 +423,7 @@ def test_errors_name_the_argument(device):
             bad.books.parents = bad.books.ancestors.int()
             for name in ("x", "dt", "B", "C"):
                 bad.tensors[name] = bad.tensors[name][:1].expand(3 * 65, *bad.tensors[name].shape[1:])
-            bad.run(op)
+            bad.verify(op)
 
 
 def test_ops_for():
@@ -475,9 +475,10 @@ def test_graph_replay_equals_eager(device):
         captured.tensors[name].copy_(case.tensors[name])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = captured.run(mamba2_verify)
+        y = captured.verify(mamba2_verify)
     for name in ("checkpoint", "window_x", "window_B", "window_dt"):
         captured.tensors[name].copy_(case.tensors[name])
+    captured.put_nodes()
     graph.replay()
     torch.cuda.synchronize()
     assert_same_bits("y", y, expected)
