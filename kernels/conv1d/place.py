@@ -5,57 +5,57 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common.fragments import inside as fits
+
 
 @triton.jit
 def part_of(
-    number, result, first, second, stride_first, stride_second,
+    number, row, result, first, second, row_strides, token_strides,
     WIDTH_0: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, RESULT: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Of program `number`: its first channel, its part's end, and where that lies (for `output_at`).
+    """Of program `number` of a row: its channels, whether they are there, and where their outputs go (`output_at`).
 
-    result, first, second: pointers to a row's first node, and to its windows.
+    result: pointer to the row's first node. first, second: to what is kept, whose two strides are told.
     """
-    start = number * BLOCK_D
-    end = WIDTH_0
-    kept = RESULT != 0
-    if RESULT == 0:
+    BLOCKS_0: tl.constexpr = (WIDTH_0 + BLOCK_D - 1) // BLOCK_D
+    BLOCKS_1: tl.constexpr = BLOCKS_0 + (WIDTH_1 + BLOCK_D - 1) // BLOCK_D
+    is_0 = number < BLOCKS_0
+    is_2 = number >= BLOCKS_1
+    begin = tl.where(is_0, 0, tl.where(is_2, WIDTH_0 + WIDTH_1, WIDTH_0))
+    blocks = tl.where(is_0, 0, tl.where(is_2, BLOCKS_1, BLOCKS_0))
+    end = tl.where(is_0, WIDTH_0, tl.where(is_2, WIDTH_0 + WIDTH_1 + WIDTH_2, WIDTH_0 + WIDTH_1))
+    WHOLE: tl.constexpr = WIDTH_0 % BLOCK_D + WIDTH_1 % BLOCK_D + WIDTH_2 % BLOCK_D == 0
+    start = number * BLOCK_D if WHOLE else begin + (number - blocks) * BLOCK_D
+    channel = start + tl.arange(0, BLOCK_D)
+    if WIDTH_1 == 0:
         at = result
         stride = WIDTH_0
+        kept = False
     else:
+        if RESULT == 0:
+            kept = number >= BLOCKS_0
+            stride = WIDTH_0
+        elif RESULT == 1:
+            kept = is_0 | is_2
+            stride = WIDTH_1
+        else:
+            kept = number < BLOCKS_1
+            stride = WIDTH_2
         at = first
-        stride = stride_first
-    if WIDTH_1 > 0:
-        BLOCKS_0: tl.constexpr = (WIDTH_0 + BLOCK_D - 1) // BLOCK_D
-        later = number >= BLOCKS_0
-        start = tl.where(later, WIDTH_0 + (number - BLOCKS_0) * BLOCK_D, start)
-        end = tl.where(later, WIDTH_0 + WIDTH_1, end)
-        kept = tl.where(later, RESULT != 1, kept)
-        if RESULT == 1:
-            at = tl.where(later, result - WIDTH_0, at)
-            stride = tl.where(later, WIDTH_1, stride)
-        elif RESULT == 0:
-            at = tl.where(later, first - WIDTH_0, at)
-            stride = tl.where(later, stride_first, stride)
-        else:
-            at = tl.where(later, second - WIDTH_0, at)
-            stride = tl.where(later, stride_second, stride)
-    if WIDTH_2 > 0:
-        BLOCKS_1: tl.constexpr = (WIDTH_0 + BLOCK_D - 1) // BLOCK_D + (WIDTH_1 + BLOCK_D - 1) // BLOCK_D
-        last = number >= BLOCKS_1
-        start = tl.where(last, WIDTH_0 + WIDTH_1 + (number - BLOCKS_1) * BLOCK_D, start)
-        end = tl.where(last, WIDTH_0 + WIDTH_1 + WIDTH_2, end)
-        kept = tl.where(last, RESULT != 2, kept)
-        if RESULT == 2:
-            at = tl.where(last, result - (WIDTH_0 + WIDTH_1), at)
-            stride = tl.where(last, WIDTH_2, stride)
-        else:
-            at = tl.where(last, second - (WIDTH_0 + WIDTH_1), at)
-            stride = tl.where(last, stride_second, stride)
-    return start, end, (at, stride, kept)
+        row_stride, _ = row_strides
+        token_stride, _ = token_strides
+        if WIDTH_2 > 0:
+            is_second = number >= BLOCKS_0 if RESULT == 2 else is_2
+            at = tl.where(is_second, second, first)
+            row_stride = tl.where(is_second, row_strides[1], row_stride)
+            token_stride = tl.where(is_second, token_strides[1], token_stride)
+        at = tl.where(kept, at + row * row_stride, result)
+        stride = tl.where(kept, token_stride, stride)
+    return channel, fits(channel, end, WHOLE), (at, stride, kept, channel - begin)
 
 
 @triton.jit
-def output_at(to, node, position, channel):
+def output_at(to, node, position):
     """Where a node's outputs go: `node` counts from its row's first, `position` is its place in the window."""
-    at, stride, kept = to
-    return at + tl.where(kept, position, node) * stride + channel
+    at, stride, kept, channel = to
+    return at + (tl.where(kept, position, node) * stride + channel)

@@ -15,7 +15,7 @@ Shapes: x, y [T, dim], token b*N+i is node i of batch row b; conv_states [S, dim
 strides; window inputs [R, C, dim]. A program owns BLOCK_D channels, of one part, of NODES consecutive nodes of one row.
 
 Where all rows are chains (rows.chain) a program looks at no links, and loads what its nodes share once: each input is
-four nodes' tap. The bits are the tree's.
+four nodes' tap. The bits are the tree's. Of rows with K - 1 tokens pending no state is looked at.
 
 A tree's tap is a load from wherever its input lies. Where K - 1 tokens are pending and all inputs are of one type, that
 is x or the window, and a program selects places, a few scalars a tap, in place of inputs. With fewer pending it selects
@@ -44,6 +44,7 @@ from .window import ConvWindow
 PROGRAMS_WANTED = 4096  # with fewer (row, node, 256 channels) triples each gets its own program
 TREE_NODES = 4  # of a program, where there are more
 TREE_BYTES = 1024  # of an input, 16 a thread
+CHAIN_REGISTERS = 64  # a thread's, where inputs have 16 bits: of sixteen programs a multiprocessor; more gain nothing
 
 
 @triton.jit
@@ -60,6 +61,17 @@ def _weights(weight, stride_weight, channel, inside, K: tl.constexpr, WORDS: tl.
             at = weight + channel * stride_weight + (K - 1 - back)
             weights = weights + (tl.load(at, mask=inside, other=0.0),)  # noqa: RUF005
     return weights
+
+
+@triton.jit
+def _newest_pending(where, channel, inside, K: tl.constexpr):
+    """The K - 1 newest pending tokens' inputs [BLOCK_D], newest first, where so many are pending."""
+    pending, order_row, window_row, stride_token, _, _ = where
+    past = ()
+    for older in tl.static_range(K - 1):
+        offset = tl.load(order_row + pending - 1 - older) * stride_token
+        past = past + (tl.load(window_row + offset + channel, mask=inside, other=0.0),)  # noqa: RUF005 (jit: no unpacking)
+    return past
 
 
 @triton.jit
@@ -135,19 +147,15 @@ def _earlier(first, x_row, past, stride_x, inside, K: tl.constexpr):
 
 
 @triton.jit
-def _chain_sums(own, earlier, taps, K: tl.constexpr):
-    """The sums of consecutive nodes of a chain, each input loaded once."""
-    weights, start = taps
-    sums = ()
-    for offset in tl.static_range(len(own)):
-        acc = start
-        for back in tl.static_range(K - 1, -1, -1):
-            if back <= offset:
-                acc += product(own[offset - back], weights[back])
-            else:
-                acc += product(earlier[back - offset - 1], weights[back])
-        sums = sums + (acc,)  # noqa: RUF005
-    return sums
+def _chain_sum(offset: tl.constexpr, own, earlier, taps, K: tl.constexpr):
+    """The sum of one of a chain's consecutive nodes, whose inputs are `own` and `earlier`."""
+    weights, acc = taps
+    for back in tl.static_range(K - 1, -1, -1):
+        if back <= offset:
+            acc += product(own[offset - back], weights[back])
+        else:
+            acc += product(earlier[back - offset - 1], weights[back])
+    return acc
 
 
 @triton.jit
@@ -159,18 +167,18 @@ def _store(acc, own, y_at, window_at, inside, SILU: tl.constexpr):
 
 @triton.jit
 def _one_by_one(
-    x_row, to, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, channel, inside,
+    x_row, to, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, inside,
     N: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Nodes `first` and following from beginning to end, whatever lies before the root."""
     for offset in tl.range(NODES, loop_unroll_factor=1):
         node = first + offset
         there = fits(node, N, N % NODES == 0)
-        position = tl.load(order_new + node, mask=there, other=0).to(tl.int64)
+        position = tl.load(order_new + node, mask=there, other=0)
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0)
         path = _path(tl.where(there, node, -1), parents_row, K)
         acc = _sum_from_inputs(own, path, x_row, stride_x, past, taps, inside, K)
-        y_at = output_at(to, node, position, channel)
+        y_at = output_at(to, node, position)
         _store(acc, own, y_at, window_row + position * stride_token, inside & there, SILU)
 
 
@@ -221,23 +229,18 @@ def _conv1d_verify_kernel(
     slot = tl.load(slots + b).to(tl.int64)
     row = tl.load(rows + b).to(tl.int64)
     RESULT_WIDTH: tl.constexpr = WIDTH_0 if RESULT == 0 else WIDTH_1 if RESULT == 1 else WIDTH_2
-    if WIDTH_1 > 0:
-        first_kept += row * stride_first_row
-    if WIDTH_2 > 0:
-        second_kept += row * stride_second_row
-    start, end, to = part_of(
-        tl.program_id(1), y + b * N * RESULT_WIDTH, first_kept, second_kept, stride_first_token, stride_second_token,
+    channel, inside, to = part_of(
+        tl.program_id(1), row, y + b * N * RESULT_WIDTH, first_kept, second_kept,
+        (stride_first_row, stride_second_row), (stride_first_token, stride_second_token),
         WIDTH_0, WIDTH_1, WIDTH_2, RESULT, BLOCK_D,
     )  # fmt: skip
-    channel = start + tl.arange(0, BLOCK_D)
-    inside = fits(channel, end, WIDTH_0 % BLOCK_D + WIDTH_1 % BLOCK_D + WIDTH_2 % BLOCK_D == 0)
     if slot <= 0:
-        _, _, is_kept = to
+        _, _, is_kept, _ = to
         for offset in tl.static_range(NODES):
             node = first + offset
             zeros = tl.zeros((BLOCK_D,), y.dtype.element_ty)
             there = inside & fits(node, N, ALL) & (is_kept == 0)
-            tl.store(output_at(to, node, 0, channel), zeros, mask=there)
+            tl.store(output_at(to, node, 0), zeros, mask=there)
         return
     x_start = x + b * N * stride_x
     x_row = x_start + channel
@@ -262,20 +265,23 @@ def _conv1d_verify_kernel(
     for offset in tl.static_range(NODES):
         node = first + offset
         there = fits(node, N, ALL)
-        positions = positions + (tl.load(order_row + before + node, mask=there, other=0).to(tl.int64),)  # noqa: RUF005
-        own = own + (tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0),)  # noqa: RUF005
+        positions = positions + (tl.load(order_row + before + node, mask=there, other=0),)  # noqa: RUF005
+        own = own + (tl.load(x_start + (node * stride_x + channel), mask=inside & there, other=0.0),)  # noqa: RUF005
         if not CHAIN:
             paths = paths + (_path(tl.where(there, node, -1), parents_row, K),)  # noqa: RUF005
     from_places = before >= K - 1 if PLACES else False
     if CHAIN:
-        past = _before_the_root(where, channel, inside, K)
+        if from_places:
+            past = _newest_pending(where, channel, inside, K)
+        else:
+            past = _before_the_root(where, channel, inside, K)
         earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
-        sums = _chain_sums(own, earlier, taps, K)
         for offset in tl.static_range(NODES):
             node = first + offset
             here = inside & fits(node, N, ALL)
-            window_at = window_row + positions[offset] * stride_inputs_token
-            _store(sums[offset], own[offset], output_at(to, node, positions[offset], channel), window_at, here, SILU)
+            acc = _chain_sum(offset, own, earlier, taps, K)
+            window_at = window_start + (positions[offset] * stride_inputs_token + channel)
+            _store(acc, own[offset], output_at(to, node, positions[offset]), window_at, here, SILU)
     elif from_places:
         places = (x_start, stride_x, window_start)
         waiting = ()
@@ -288,13 +294,13 @@ def _conv1d_verify_kernel(
         for offset in tl.static_range(NODES):
             node = first + offset
             here = inside & fits(node, N, ALL)
-            window_at = window_row + positions[offset] * stride_inputs_token
-            _store(sums[offset], own[offset], output_at(to, node, positions[offset], channel), window_at, here, SILU)
+            window_at = window_start + (positions[offset] * stride_inputs_token + channel)
+            _store(sums[offset], own[offset], output_at(to, node, positions[offset]), window_at, here, SILU)
     else:
         past = _before_the_root(where, channel, inside, K)
         _one_by_one(
             x_row, to, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
-            channel, inside, N, K, NODES, SILU,
+            inside, N, K, NODES, SILU,
         )  # fmt: skip
 
 
@@ -351,8 +357,10 @@ def conv1d_verify(
     per_program = min(triton.next_power_of_2(nodes), 8 if chain else TREE_NODES) if many else 1
     block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(max(pieces.widths)))
     inputs = window.inputs
-    # offsets within a row are of 32 bits
-    reach = max(nodes * x.stride(0), capacity * inputs.stride(1)) + dim
+    widest = max(tensor.stride(1) for tensor in (inputs, *pieces.kept) if tensor is not None)
+    reach = max(nodes * x.stride(0), capacity * widest) + dim
+    if reach >= 2**31:
+        raise ValueError(f"x and window: a row's tokens reach over {reach} elements, expected fewer than 2**31")
     words = width == 4 and weight.itemsize == 2 and weight.is_contiguous() and weight.data_ptr() % 8 == 0
     one_type = x.dtype == inputs.dtype == conv_states.dtype
     _conv1d_verify_kernel[launch_grid(batch, pieces.programs(block), triton.cdiv(nodes, per_program))](
@@ -388,8 +396,9 @@ def conv1d_verify(
         HAS_BIAS=bias is not None,
         SILU=silu,
         CHAIN=chain,
-        PLACES=not chain and one_type and reach < 2**31,
+        PLACES=one_type,
         WORDS=words,
         num_warps=2,
+        maxnreg=CHAIN_REGISTERS if chain and x.itemsize == 2 else None,
     )
     return y

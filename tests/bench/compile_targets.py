@@ -71,13 +71,16 @@ def used_by(
     warps: int,
     odd: Collection[str] = (),
     absent: Collection[str] = (),
+    registers: int = 0,
 ) -> dict[str, int]:
     """Of one kernel. odd: integers that 16 does not divide, beside those that are not looked at. absent: pointers that
-    are None."""
+    are None. registers: a thread's at most, 0: the compiler's choice."""
     pointers = {name: kind for name, kind in pointers.items() if name not in absent}
     constants = constants | dict.fromkeys(absent)
     unseen = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
-    found = compiled(kernel, pointers, constants, unspecialised=unseen | set(odd), num_warps=warps)
+    found = compiled(
+        kernel, pointers, constants, unspecialised=unseen | set(odd), num_warps=warps, max_registers=registers
+    )
     return resources(found)
 
 
@@ -131,14 +134,15 @@ def conv(family: str, nodes: int, chain: bool) -> dict[str, int]:
     constants = {
         **{f"WIDTH_{part}": width for part, width in enumerate(PARTS[family])}, "RESULT": RESULT[family],
         "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
-        "BLOCK_D": 256 if chain else conv_verify.TREE_BYTES // 2, "SILU": True, "CHAIN": chain, "PLACES": not chain,
+        "BLOCK_D": 256 if chain else conv_verify.TREE_BYTES // 2, "SILU": True, "CHAIN": chain, "PLACES": True,
         "WORDS": True, "HAS_BIAS": family == "mamba2", "stride_tok": 1,
     }  # fmt: skip
     pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias"), "bf16")
     pointers |= dict.fromkeys(("window_inputs", "first_kept", "second_kept"), "bf16")
     pointers |= i32("slots", "rows", "parents", "pending", "order")
     odd = {"capacity", "stride_weight", "stride_state_dim"}
-    return used_by(conv_verify._conv1d_verify_kernel, pointers, constants, 2, odd, NO_BIAS[family])
+    registers = conv_verify.CHAIN_REGISTERS if chain else 0
+    return used_by(conv_verify._conv1d_verify_kernel, pointers, constants, 2, odd, NO_BIAS[family], registers)
 
 
 def conv_in_slots(family: str, nodes: int, is_tree: bool) -> dict[str, int]:

@@ -152,3 +152,10 @@ def test_grids_are_short_where_they_must_be(name, monkeypatch):
     assert [math.prod(grid) for grid in grids] == programs
     for grid in grids:
         assert all(size <= limit for size, limit in zip(grid, LIMITS, strict=False)), grid
+
+
+def test_a_row_of_the_convolution_that_reaches_too_far_is_refused():
+    x = torch.empty_strided((BATCH * NODES, DIM), (2**31 // NODES, 1), dtype=torch.bfloat16, device="meta")
+    where = {"conv_states": empty(BATCH + 1, DIM, 3), "rows": rows(), "window": conv_window()}
+    with pytest.raises(ValueError, match=r"x and window: a row's tokens reach over \d+ elements, expected fewer than"):
+        conv_replay.conv1d_verify(x, weight=empty(DIM, 4), bias=None, activation="silu", **where)
