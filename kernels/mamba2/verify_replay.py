@@ -314,12 +314,14 @@ def _mamba2_verify_kernel(
         )  # fmt: skip
 
 
-def token_tiles(fold_threshold: int, nodes: int) -> tuple[int, int]:
+def token_tiles(fold_threshold: int, nodes: int, dstate: int) -> tuple[int, int]:
     """Tokens of a verify: nodes with the pending tokens that fit beside them, and a second tile for those that do not.
 
-    Most rows then have no need of the second, and with one in place of the two they fit into a warp's registers."""
+    Most rows then have no need of the second, and with one in place of the two they fit into a warp's registers. (With
+    a second tile and 16 state columns Triton 3.6 makes a kernel whose fold adds zeros to the state.)
+    """
     tokens = fold_threshold + nodes
-    if 32 < tokens <= 48 and nodes <= 16:
+    if 32 < tokens <= 48 and nodes <= 16 and dstate > 16:
         return 32, 16
     return max(16, triton.next_power_of_2(tokens)), 0
 
@@ -333,7 +335,7 @@ def default_tiling(
     out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
     of 16 bits.
     """
-    tokens, _ = token_tiles(fold_threshold, nodes)
+    tokens, _ = token_tiles(fold_threshold, nodes, dstate)
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
         return Tiling(16, 1, warps, 1)
@@ -359,7 +361,7 @@ def constants_for(
 ) -> dict[str, int]:
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
-    block_t, more = token_tiles(fold_threshold, nodes)
+    block_t, more = token_tiles(fold_threshold, nodes, dstate)
     # beside a second tile of tokens the products of states of 16 bits take less at a time
     part = min(PART // 2 if more and state.itemsize == 2 else PART, block_s)
     return {

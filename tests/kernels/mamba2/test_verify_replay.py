@@ -118,9 +118,10 @@ def case_around_a_tile(nodes, threshold, pending, newest, **given):
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", AROUND_A_TILE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_more_than_a_tile_of_tokens(op, window, dtype, device):
-    case = case_around_a_tile(*window, nheads=2, ngroups=1, dtype=dtype, state_dtype=dtype, device=device, seed=5)
-    check(case, op)
+@pytest.mark.parametrize("dstate", [16, 32])
+def test_more_than_a_tile_of_tokens(op, window, dtype, dstate, device):
+    sizes = {"nheads": 2, "ngroups": 1, "dstate": dstate}
+    check(case_around_a_tile(*window, **sizes, dtype=dtype, state_dtype=dtype, device=device, seed=5), op)
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
