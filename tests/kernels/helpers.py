@@ -140,13 +140,15 @@ class Bookkeeping:
         """The batch as the kernels take it."""
         return Rows(self.slots, self.rows, parents=self.parents, ancestors=self.ancestors)
 
-    def put_nodes(self, window: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values [B*N, ...] of the batch's nodes to their places in a window's tensor [R, C, ...]."""
+    def put_nodes(self, *given: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Write values [B*N, ...] of the batch's nodes to their places in a window's tensor [R, C, ...]; pairs of both,
+        the window first."""
         live = (self.slots > 0).nonzero()[:, 0]
         first = self.pending[self.slots[live].long()].long()
         row = self.rows[live].long()[:, None]
         position = self.order[row, first[:, None] + torch.arange(self.nodes, device=first.device)].long()
-        window[row, position] = values.unflatten(0, (self.batch, self.nodes))[live].to(window.dtype)
+        for window, values in given:
+            window[row, position] = values.unflatten(0, (self.batch, self.nodes))[live].to(window.dtype)
 
     def settling(self, batch_rows: slice = slice(None)) -> Folds:
         """What folds all pending tokens of these batch rows in place."""

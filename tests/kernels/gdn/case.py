@@ -31,8 +31,7 @@ class Case:
         return self.verify(verify, **extra)
 
     def put_nodes(self) -> None:
-        for name in ("k", "v"):
-            self.books.put_nodes(self.tensors[f"window_{name}"], self.tensors[name])
+        self.books.put_nodes(*((self.tensors[f"window_{name}"], self.tensors[name]) for name in ("k", "v")))
 
     def verify(
         self,

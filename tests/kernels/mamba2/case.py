@@ -46,8 +46,7 @@ class Case:
         return self.verify(verify, **extra)
 
     def put_nodes(self) -> None:
-        for name in ("x", "B"):
-            self.books.put_nodes(self.tensors[f"window_{name}"], self.tensors[name])
+        self.books.put_nodes(*((self.tensors[f"window_{name}"], self.tensors[name]) for name in ("x", "B")))
 
     def verify(
         self,
