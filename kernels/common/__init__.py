@@ -2,7 +2,7 @@
 
 arguments.py    checks of a launcher's tensors
 operands.py     the dataclasses in which they travel
-grid.py         how many programs a launch may have
+grid.py         how many programs a launch may have; dependent.py: kernels that start while the one before them runs
 tree.py         draft trees
 window.py       replay mode's windows: commits, and the order in which a verify starts its rows
 pending.py      how many tokens of a slot are pending, and how many of them a verify folds

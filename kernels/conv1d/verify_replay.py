@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.dependent import has_dependent_launch
 from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
@@ -222,7 +223,11 @@ def _conv1d_verify_kernel(
     CHAIN: tl.constexpr,
     PLACES: tl.constexpr,
     WORDS: tl.constexpr,
+    LAUNCHES_NEXT: tl.constexpr,
 ):
+    if LAUNCHES_NEXT:
+        # the next kernel's programs start where this one's leave room
+        tl.extra.cuda.gdc_launch_dependents()
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(2) * NODES
     ALL: tl.constexpr = N % NODES == 0
@@ -398,6 +403,7 @@ def conv1d_verify(
         CHAIN=chain,
         PLACES=one_type,
         WORDS=words,
+        LAUNCHES_NEXT=has_dependent_launch(x.device),
         num_warps=2,
         maxnreg=CHAIN_REGISTERS if chain and x.itemsize == 2 else None,
     )

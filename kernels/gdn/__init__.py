@@ -14,7 +14,7 @@ import torch
 
 
 class GdnOps(NamedTuple):
-    """The GDN ops of one device. Signatures: verify_replay.gdn_verify, fold.gdn_fold,
+    """The GDN ops of one device. Signatures: verify_replay.gdn_verify, called right after conv1d_verify; fold.gdn_fold,
     verify_slots.gdn_verify_slots."""
 
     verify: Callable[..., torch.Tensor]
@@ -33,7 +33,7 @@ def ops_for(device: torch.device | str, sglang: tuple[int, ...] = (0, 5, 23)) ->
         from .verify_replay import gdn_verify
         from .verify_slots import gdn_verify_slots
 
-        return GdnOps(gdn_verify, gdn_fold, partial(gdn_verify_slots, sglang=sglang))
+        return GdnOps(partial(gdn_verify, after_convolution=True), gdn_fold, partial(gdn_verify_slots, sglang=sglang))
     if kind == "cpu":
         from .reference import gdn_fold_reference, gdn_verify_reference, gdn_verify_slots_reference
 

@@ -124,15 +124,18 @@ def prepare_kernel(
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, GROUP: tl.constexpr,
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr, APART: tl.constexpr,
+    OVERLAP: tl.constexpr, AFTER: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """x to carried [B, HV, N, K] and y to weights [B, HV, BT, N] (token t in row t), float32; padding rows stay.
 
     SPLIT: carried is bf16 [2, B, HV, N, K], high halves then low ones. Of rows that fold, what fold_tile.py makes of
     the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS]. APART: by programs of their
     own, as many again along the second axis, which start last, find most rows waiting, and end first.
+
+    OVERLAP: verify starts while this runs. AFTER: this starts while the convolution runs, and until that is done looks
+    up what was there before it. Verify starts no sooner then: its states would get in the way of what is loaded first.
     """
-    if OVERLAP:
+    if OVERLAP and not AFTER:
         tl.extra.cuda.gdc_launch_dependents()
     batch_row = (tl.program_id(0) // HV).to(tl.int64)
     hv = tl.program_id(0) % HV
@@ -142,6 +145,9 @@ def prepare_kernel(
     row = tl.load(rows + batch_row).to(tl.int64)
     # (no row is negative: asked, so that both loads are on their way at once)
     if (slot <= 0) | (row < 0):
+        if AFTER:
+            # whoever waits for this kernel waits for the convolution too
+            tl.extra.cuda.gdc_wait()
         return
     order += row * capacity
     # loaded while it is not known yet whether the row folds; and what follows finds the order in the cache
@@ -163,6 +169,16 @@ def prepare_kernel(
     ask(window_k + positions[:, None] * stride_wk + lines[None, :], NATIVE)
     ask(window_factors + positions * stride_factors, NATIVE)
 
+    node = tl.arange(0, BN)
+    is_node = node < N
+    position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
+    bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
+    if N <= 32:
+        bits = bits.to(tl.int32)
+    if AFTER:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
     windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
     if APART:
         if tl.program_id(1) == 1:
@@ -171,18 +187,12 @@ def prepare_kernel(
     else:
         _make_factors(windows, folding, order, positions, fold_factors, K, PARTS, PART, NATIVE, FOLD_STEPS)
 
-    node = tl.arange(0, BN)
-    is_node = node < N
     offs = tl.arange(0, NC)[:, None] * KC + tl.arange(0, KC)[None, :]
     mask = offs < K
     mask_tile = per_row(is_node) & per_k(mask)
     x = tl.load(q + per_row(node) * stride_q + per_k(offs), mask=mask_tile, other=0).to(tl.float32)
-    bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
-    if N <= 32:
-        bits = bits.to(tl.int32)
 
     # append gates, and what is made of them and of the keys
-    position = tl.load(order + before + node, mask=is_node, other=0).to(tl.int64)
     flat = tl.arange(0, NC * KC)
     mask_keys = is_node[:, None] & (flat < K)[None, :]
     keys = tl.load(window_k + position[:, None] * stride_wk + flat[None, :], mask=mask_keys, other=0)

@@ -19,7 +19,6 @@ window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +27,7 @@ import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
 from ..common.ask import ask, line_starts
+from ..common.dependent import has_dependent_launch
 from ..common.fragments import (
     addends,
     as_left,
@@ -316,7 +316,7 @@ class VerifyConfig:
                               hand, one computed and the others on their way.
     split                     x in two bf16 addends; else as float32, for float32 outputs.
     overlap                   let the second kernel start and load state while the first runs (programmatic dependent
-                              launch).
+                              launch), and the first while the convolution does, if after_convolution.
     registers, prepare_registers
                               caps per thread of the second kernel and of the first; None: the compiler's choice.
     apart                     what a fold needs of its tokens' keys and gates is made by programs of their own.
@@ -381,12 +381,6 @@ def default_config(
     )
 
 
-@functools.cache
-def _overlaps(device: torch.device) -> bool:
-    """Whether the device has programmatic dependent launch."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def constants_for(
     config: VerifyConfig,
     *,
@@ -397,10 +391,11 @@ def constants_for(
     fold_at_once: int,
     state: torch.dtype,
     either: bool = False,
+    after_convolution: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
 
-    state: its dtype. either: slots may lie in either axis order.
+    state: its dtype. either: slots may lie in either axis order. after_convolution: as gdn_verify's.
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     query_chunk, part = min(config.query_chunk, padded_k), min(PART, padded_k)
@@ -413,7 +408,7 @@ def constants_for(
     }  # fmt: skip
     prepare = {
         "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk, "APART": config.apart,
-        "GROUP": config.group,
+        "GROUP": config.group, "AFTER": config.overlap and after_convolution,
     }  # fmt: skip
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
@@ -437,6 +432,7 @@ def gdn_verify(
     states: States,
     rows: Rows,
     window: GdnWindow,
+    after_convolution: bool = False,
     config: VerifyConfig | None = None,
 ) -> torch.Tensor:
     """Score the N draft nodes of each of B rows against state + pending tokens; returns o [B*N, HV, V] in q's dtype.
@@ -452,6 +448,9 @@ def gdn_verify(
     window   of one layer: at the rows, pending tokens are read, and of node i of row r, which is at
              order[r, pending + i], k and v too: after the convolution, before normalisation. g, beta and factors of the
              nodes are written there, in float32. pending stays as it is.
+    after_convolution
+             the kernel launched before this one on the stream, conv1d_verify as a rule, writes nothing of the rows, nor
+             of the window but inputs of nodes: the rest may be read while it runs, where config.overlap.
     config   how to cut it up; None: the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
@@ -481,11 +480,12 @@ def gdn_verify(
     if config is None:
         config = default_config(
             nodes=nodes, values=dim_v, exact=q.dtype == torch.float32, fold_threshold=window.fold_threshold,
-            heads=batch * heads_v, narrow=states.data.element_size() == 2, overlap=_overlaps(q.device),
+            heads=batch * heads_v, narrow=states.data.element_size() == 2, overlap=has_dependent_launch(q.device),
         )  # fmt: skip
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
         fold_at_once=window.fold_at_once, state=states.data.dtype, either=states.axis_order is not None,
+        after_convolution=after_convolution,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
@@ -498,7 +498,8 @@ def gdn_verify(
         q.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         window.factors.stride(0), window.factors.stride(1),
-        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers, enable_fp_fusion=may_fuse(dim_k),
+        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers, launch_pdl=prepare["AFTER"],
+        enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,
