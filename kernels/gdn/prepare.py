@@ -133,7 +133,7 @@ def prepare_kernel(
     own, as many again along the second axis, which start last, find most rows waiting, and end first.
 
     OVERLAP: verify starts while this runs. AFTER: this starts while the convolution runs, and until that is done looks
-    up what was there before it. Verify starts no sooner then: its states would get in the way of what is loaded first.
+    up what was there before it. Verify starts after that: let go with this one, it made small drafts' steps longer.
     """
     if OVERLAP and not AFTER:
         tl.extra.cuda.gdc_launch_dependents()

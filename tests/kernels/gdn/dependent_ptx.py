@@ -2,8 +2,8 @@
 
     python -m tests.kernels.gdn.dependent_ptx      # exits with 1 where that is more than to look up and to ask for
 
-Its outputs may lie where a tensor was that the convolution still reads, and verify's loads of states are not to begin
-before the convolution's have ended.
+Its outputs may lie where a tensor was that the convolution still reads, and verify is not to start before that has
+ended.
 """
 
 from __future__ import annotations
