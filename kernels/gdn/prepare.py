@@ -124,7 +124,7 @@ def prepare_kernel(
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, BT: tl.constexpr, NC: tl.constexpr, KC: tl.constexpr, GROUP: tl.constexpr,
     FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, SPLIT: tl.constexpr, NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr, AFTER: tl.constexpr, APART: tl.constexpr,
+    OVERLAP: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """x to carried [B, HV, N, K] and y to weights [B, HV, BT, N] (token t in row t), float32; padding rows stay.
 
@@ -132,11 +132,9 @@ def prepare_kernel(
     the folded tokens' keys and gates goes to fold_factors [B, HV, FOLD_STEPS, STEP_FLOATS]. APART: by programs of their
     own, as many again along the second axis, which start last, find most rows waiting, and end first.
 
-    OVERLAP: verify starts while this runs. AFTER: this starts while the convolution runs, and until that is done looks
-    up what was there before it. Verify starts after that: let go with this one, it made small drafts' steps longer.
+    OVERLAP: verify starts while this runs; and until the convolution has ended, where this was launched to start while
+    that runs, it looks up what was there before. Verify is let go after that: sooner made small drafts' steps longer.
     """
-    if OVERLAP and not AFTER:
-        tl.extra.cuda.gdc_launch_dependents()
     batch_row = (tl.program_id(0) // HV).to(tl.int64)
     hv = tl.program_id(0) % HV
     h = hv // (HV // H)
@@ -145,7 +143,7 @@ def prepare_kernel(
     row = tl.load(rows + batch_row).to(tl.int64)
     # (no row is negative: asked, so that both loads are on their way at once)
     if (slot <= 0) | (row < 0):
-        if AFTER:
+        if OVERLAP:
             # whoever waits for this kernel waits for the convolution too
             tl.extra.cuda.gdc_wait()
         return
@@ -175,7 +173,7 @@ def prepare_kernel(
     bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
     if N <= 32:
         bits = bits.to(tl.int32)
-    if AFTER:
+    if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 

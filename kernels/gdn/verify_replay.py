@@ -391,11 +391,10 @@ def constants_for(
     fold_at_once: int,
     state: torch.dtype,
     either: bool = False,
-    after_convolution: bool = False,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
 
-    state: its dtype. either: slots may lie in either axis order. after_convolution: as gdn_verify's.
+    state: its dtype. either: slots may lie in either axis order.
     """
     padded_k = max(16, triton.next_power_of_2(dims[0]))
     query_chunk, part = min(config.query_chunk, padded_k), min(PART, padded_k)
@@ -408,7 +407,7 @@ def constants_for(
     }  # fmt: skip
     prepare = {
         "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk, "APART": config.apart,
-        "GROUP": config.group, "AFTER": config.overlap and after_convolution,
+        "GROUP": config.group,
     }  # fmt: skip
     verify = {
         "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
@@ -485,7 +484,6 @@ def gdn_verify(
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
         fold_at_once=window.fold_at_once, state=states.data.dtype, either=states.axis_order is not None,
-        after_convolution=after_convolution,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
@@ -498,8 +496,8 @@ def gdn_verify(
         q.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
         window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
         window.factors.stride(0), window.factors.stride(1),
-        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers, launch_pdl=prepare["AFTER"],
-        enable_fp_fusion=may_fuse(dim_k),
+        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers,
+        launch_pdl=config.overlap and after_convolution, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,

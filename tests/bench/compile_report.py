@@ -103,7 +103,6 @@ def verify_reports(
         fold_at_once=fold_at_once(nodes),
         state=DTYPES[state],
         either=either,
-        after_convolution=True,
     )
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))

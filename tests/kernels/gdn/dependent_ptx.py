@@ -35,7 +35,7 @@ def main() -> int:
     )
     constants, _ = verify_module.constants_for(
         config, nodes=NODES, heads=HEADS, dims=DIMS, fold_threshold=THRESHOLD, fold_at_once=fold_at_once(NODES),
-        state=torch.float32, after_convolution=True,
+        state=torch.float32,
     )  # fmt: skip
     kernel = compiled(
         verify_module.prepare_kernel, POINTERS, constants, floats=("scale",), num_warps=config.prepare_warps
