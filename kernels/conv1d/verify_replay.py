@@ -223,10 +223,12 @@ def _conv1d_verify_kernel(
     CHAIN: tl.constexpr,
     PLACES: tl.constexpr,
     WORDS: tl.constexpr,
-    LAUNCHES_NEXT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    if LAUNCHES_NEXT:
-        # the next kernel's programs start where this one's leave room
+    if OVERLAP:
+        # the kernel before must have ended before the next one looks at anything
+        tl.extra.cuda.gdc_wait()
+        # whose programs start where this one's leave room
         tl.extra.cuda.gdc_launch_dependents()
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(2) * NODES
@@ -367,6 +369,7 @@ def conv1d_verify(
     if reach >= 2**31:
         raise ValueError(f"x and window: a row's tokens reach over {reach} elements, expected fewer than 2**31")
     words = width == 4 and weight.itemsize == 2 and weight.is_contiguous() and weight.data_ptr() % 8 == 0
+    overlap = has_dependent_launch(x.device)
     one_type = x.dtype == inputs.dtype == conv_states.dtype
     _conv1d_verify_kernel[launch_grid(batch, pieces.programs(block), triton.cdiv(nodes, per_program))](
         x,
@@ -403,8 +406,9 @@ def conv1d_verify(
         CHAIN=chain,
         PLACES=one_type,
         WORDS=words,
-        LAUNCHES_NEXT=has_dependent_launch(x.device),
+        OVERLAP=overlap,
         num_warps=2,
+        launch_pdl=overlap,
         maxnreg=CHAIN_REGISTERS if chain and x.itemsize == 2 else None,
     )
     return y

@@ -129,13 +129,13 @@ def recurrences() -> Iterator[tuple[str, Report]]:
 # ------------------------------------------------------------------------------------------------------- convolution
 
 
-def conv(family: str, nodes: int, chain: bool) -> dict[str, int]:
+def conv(capability: int, family: str, nodes: int, chain: bool) -> dict[str, int]:
     many, chained = conv_verify.TREE_NODES, 8  # nodes a program
     constants = {
         **{f"WIDTH_{part}": width for part, width in enumerate(PARTS[family])}, "RESULT": RESULT[family],
         "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
         "BLOCK_D": 256 if chain else conv_verify.TREE_BYTES // 2, "SILU": True, "CHAIN": chain, "PLACES": True,
-        "WORDS": True, "HAS_BIAS": family == "mamba2", "stride_tok": 1,
+        "WORDS": True, "HAS_BIAS": family == "mamba2", "stride_tok": 1, "OVERLAP": capability >= 90,
     }  # fmt: skip
     pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias"), "bf16")
     pointers |= dict.fromkeys(("window_inputs", "first_kept", "second_kept"), "bf16")
@@ -178,7 +178,7 @@ def convolutions() -> Iterator[tuple[str, Report]]:
         for nodes in (4, 8, 16):
             for is_tree in (False, True):
                 name = f"{family} {'tree' if is_tree else 'chain'} N={nodes}"
-                yield f"conv1d verify {name}", lambda _, f=family, n=nodes, t=is_tree: conv(f, n, not t)
+                yield f"conv1d verify {name}", lambda on, f=family, n=nodes, t=is_tree: conv(on, f, n, not t)
                 yield f"conv1d slots {name}", lambda _, f=family, n=nodes, t=is_tree: conv_in_slots(f, n, t)
         yield f"conv1d fold {family}", lambda _, f=family: conv_folds(f, False)
         yield f"conv1d fold in the commit {family}", lambda _, f=family: conv_folds(f, True)
