@@ -3,7 +3,8 @@
 The one before says when (`gdc_launch_dependents`, which all its programs have to reach or to have ended); the next one
 (launched with `launch_pdl`; else there is nothing to wait for) waits (`gdc_wait`) before it touches anything that the
 one before writes or reads. What it may do until then is look up and ask for memory that has been there since before
-both, and nothing else: its own outputs may lie where a tensor was that the one before still reads.
+both, and nothing else: its own outputs may lie where a tensor was that the one before still reads. Hence who was
+launched early lets the next one go only when its own wait is over (`wait_then_let_go`): all before both has then ended.
 """
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from __future__ import annotations
 import functools
 
 import torch
+import triton
+import triton.language as tl
 
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether the device has programmatic dependent launch: NVIDIA GPUs from Hopper on."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def wait_then_let_go(OVERLAP: tl.constexpr):
+    """Wait until the kernel before has ended, then let the next one's programs start where this one's leave room."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

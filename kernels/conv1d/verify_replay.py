@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
-from ..common.dependent import has_dependent_launch
+from ..common.dependent import has_dependent_launch, wait_then_let_go
 from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
@@ -225,11 +225,7 @@ def _conv1d_verify_kernel(
     WORDS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        # the kernel before must have ended before the next one looks at anything
-        tl.extra.cuda.gdc_wait()
-        # whose programs start where this one's leave room
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_then_let_go(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(2) * NODES
     ALL: tl.constexpr = N % NODES == 0

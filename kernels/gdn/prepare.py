@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from ..common.ask import ask, line_starts
+from ..common.dependent import wait_then_let_go
 from ..common.elementary import exp_rn, softplus_rn
 from ..common.pending import pending_and_folding
 from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
@@ -173,9 +174,7 @@ def prepare_kernel(
     bits = tl.load(ancestors + batch_row * stride_ancestors + node, mask=is_node, other=0)
     if N <= 32:
         bits = bits.to(tl.int32)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_then_let_go(OVERLAP)
 
     windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
     if APART:

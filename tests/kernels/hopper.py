@@ -48,6 +48,9 @@ def compiled(
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    missing = [param.name for param in kernel.params if param.is_constexpr and param.name not in constants]
+    if missing:  # Triton would take them for arguments of the launch, and compile every branch that they choose
+        raise TypeError(f"{kernel.__name__}: no constant for {', '.join(missing)}")
     signature, attributes = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:

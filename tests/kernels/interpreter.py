@@ -1,5 +1,5 @@
 """Triton's interpreter without work that shows nothing, which was half of the kernel tests' time; and with products
-whose bits do not depend on the machine (`_products_in_order`).
+whose bits do not depend on their tile's size (`_products_in_order`).
 
 * It replaces the names of `triton.language` for a launch, and again for every call of a device function in it, going
   through all there are each time: once a launch is enough.
@@ -70,7 +70,8 @@ def _types_once(core: ModuleType, semantic: Any) -> None:
 
 def _products_in_order(builder: Any, handle: Any) -> None:
     """Sum an element's products one after the other, as tensor cores do for tiles of all sizes. NumPy's BLAS chooses by
-    size, and on AVX2 its kernels differ in their sums: a state's bits then depend on who folds it."""
+    size, and on AVX2 its kernels differ in their sums: a state's bits then depend on who folds it. (Products of one
+    column would still differ; no kernel has such.)"""
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
         a, b = (numpy.ascontiguousarray(factor.data, d.data.dtype) for factor in (a, b))
