@@ -22,7 +22,7 @@ from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups
-from .fold_tile import TOKENS, fold_step, in_addends, step_factors, step_keys, step_tokens
+from .fold_tile import TOKENS, fold_step, in_addends, key_products, step_factors, step_keys, step_tokens
 from .tiles import may_fuse
 from .window import GdnWindow
 
@@ -78,9 +78,8 @@ def _fold_kernel(
     dim_inside = inside(dim, V, V % BV == 0)
     for start in range(0, count, TOKENS):
         position, live = step_tokens(start, count, order)
-        factors = step_factors(
-            k_head, window_g + gate, window_beta + gate, stride_wk, stride_gate, position, live, K, PARTS, PART, NATIVE
-        )
+        products = key_products(k_head, stride_wk, position, live, K, PARTS, PART, NATIVE)
+        factors = step_factors(products, window_g + gate, window_beta + gate, stride_gate, position, live)
         keys = step_keys(k_head, stride_wk, position, live, K, PARTS, PART, CHUNK)
         values = tl.load(
             v_head + position[None, :] * stride_wv + dim[:, None],

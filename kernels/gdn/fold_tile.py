@@ -121,17 +121,13 @@ def _inverse(coupling):
 
 
 @triton.jit
-def step_factors(
-    k_head, g_head, beta_head, stride_k, stride, position, live,
+def key_products(
+    k_head, stride_k, position, live,
     K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """What one fold of these tokens is made of but for state and values: (of v, of S0 k, r, X^T off its diagonal, D).
-
-    The first three are [TOKENS] float32, zero where no token is; X^T is [TOKENS, TOKENS]. Keys are loaded here once
-    more, in pieces that lie in registers as tensor cores want them, both factors alike.
-    """
-    g = tl.load(g_head + position * stride, mask=live, other=0.0).to(tl.float64)
-    beta = tl.load(beta_head + position * stride, mask=live, other=0.0)
+    """What a fold of these tokens takes of their keys: products of two [TOKENS, TOKENS] and r [TOKENS], zero where no
+    token is. Keys are loaded here once more, in pieces that lie in registers as tensor cores want them, both factors
+    alike."""
     PIECE: tl.constexpr = PART if PART < 32 else 32
     CHUNK: tl.constexpr = 32 if PIECE == 32 and k_head.dtype.element_ty.primitive_bitwidth == 16 else 16
     gram = tl.zeros([TOKENS, TOKENS], tl.float32)
@@ -147,10 +143,22 @@ def step_factors(
             squares += _squares_of_eight(keys)
             keys = in_product_order(keys, CHUNK)
             gram = tl.fma(multiply((keys,), (tl.trans(keys),), NATIVE), 1.0, gram)
+    norm = tl.where(live, _one_over_root(tl.sum(squares, axis=1) + 1e-6), 0.0)
+    return gram, norm
+
+
+@triton.jit
+def step_factors(products, g_head, beta_head, stride, position, live):
+    """What one fold of these tokens is made of but for state and values: (of v, of S0 k, r, X^T off its diagonal, D).
+
+    products: of key_products. The first three are [TOKENS] float32, zero where no token is; X^T is [TOKENS, TOKENS].
+    """
+    gram, norm = products
+    g = tl.load(g_head + position * stride, mask=live, other=0.0).to(tl.float64)
+    beta = tl.load(beta_head + position * stride, mask=live, other=0.0)
     total = tl.sum(g, axis=0)
     kept = exp_of_sum(total)
     of_value = beta * exp_rn((total - tl.cumsum(g, axis=0)).to(tl.float32))
-    norm = tl.where(live, _one_over_root(tl.sum(squares, axis=1) + 1e-6), 0.0)
     t = tl.arange(0, TOKENS)
     row, column = t[:, None], t[None, :]
     coupling = (gram * (norm[:, None] * norm[None, :])) * -beta[:, None]

@@ -23,8 +23,8 @@ from ..common.ask import ask, line_starts
 from ..common.dependent import wait_then_let_go
 from ..common.elementary import exp_rn, softplus_rn
 from ..common.pending import pending_and_folding
-from .fold_tile import STEP_FLOATS, TOKENS, step_factors, step_tokens, store_factors
-from .tiles import FACTORS, per_k, per_row, split, store_token_factors, sum_over_k
+from .fold_tile import STEP_FLOATS, TOKENS, key_products, step_factors, step_tokens, store_factors
+from .tiles import FACTORS, one_over_root, per_k, per_row, split, store_token_factors, sum_over_k
 
 
 @triton.jit
@@ -50,12 +50,14 @@ def _make_factors(
     if FOLD_STEPS == 1:
         if folding > 0:
             live = tl.arange(0, TOKENS) < folding
-            made = step_factors(k_head, g_head, beta_head, stride_k, stride, oldest, live, K, PARTS, PART, NATIVE)
+            products = key_products(k_head, stride_k, oldest, live, K, PARTS, PART, NATIVE)
+            made = step_factors(products, g_head, beta_head, stride, oldest, live)
             store_factors(to, made)
     else:
         for start in tl.range(0, folding, TOKENS, num_stages=1):
             at, live = step_tokens(start, folding, order_row)
-            made = step_factors(k_head, g_head, beta_head, stride_k, stride, at, live, K, PARTS, PART, NATIVE)
+            products = key_products(k_head, stride_k, at, live, K, PARTS, PART, NATIVE)
+            made = step_factors(products, g_head, beta_head, stride, at, live)
             store_factors(to + start // TOKENS * STEP_FLOATS, made)
 
 
@@ -198,7 +200,9 @@ def prepare_kernel(
     g, beta = gates(raw_a, raw_b, tl.load(A_log + hv), tl.load(dt_bias + hv))
     tl.store(window_g + position * stride_gate, g, mask=is_node)
     tl.store(window_beta + position * stride_gate, beta, mask=is_node)
-    store_token_factors(window_factors + position * stride_factors, keys.to(tl.float32), g, beta, is_node)
+    wide = keys.to(tl.float32)
+    rnorm = one_over_root(tl.sum(wide * wide, 1) + 1e-6)
+    store_token_factors(window_factors + position * stride_factors, exp_rn(g), rnorm, beta, is_node)
     # the loop reads them back
     tl.debug_barrier()
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.elementary import exp_rn
-
 # ties between axes: Triton 3.6 takes the first axis before the second, 3.8 the second before the first. A matter of
 # speed alone; tests/bench/compile_report.py shows it in the count of shuffles.
 ROW_AXIS = tl.constexpr(0 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 1)
@@ -55,13 +53,16 @@ FACTORS = tl.constexpr(3)
 
 
 @triton.jit
-def store_token_factors(to, keys, g, beta, live):
-    """e^g, 1 / |k| and beta / |k| of tokens to to[tokens] + 0..2: keys [tokens, K] float32, g and beta [tokens]."""
-    square = tl.sum(keys * keys, 1) + 1e-6
-    # a Newton step on the approximate root: within a unit in the last place
-    rnorm = tl.rsqrt(square)
-    rnorm = rnorm + (0.5 * rnorm) * (1.0 - (square * rnorm) * rnorm)
-    tl.store(to, exp_rn(g), mask=live)
+def one_over_root(square):
+    """1 / sqrt(square) in float32: a Newton step on the approximate root, within a unit in the last place."""
+    root = tl.rsqrt(square)
+    return root + (0.5 * root) * (1.0 - (square * root) * root)
+
+
+@triton.jit
+def store_token_factors(to, decay, rnorm, beta, live):
+    """decay = e^g, rnorm = 1 / |k| and beta / |k| of tokens to to[tokens] + 0..2."""
+    tl.store(to, decay, mask=live)
     tl.store(to + 1, rnorm, mask=live)
     tl.store(to + 2, beta * rnorm, mask=live)
 

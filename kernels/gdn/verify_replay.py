@@ -1,6 +1,6 @@
 """GDN target verify by replay: outputs of all draft nodes of a row from one read of its state.
 
-prepare.py turns query i into x_i and one weight y_it per window token, so that
+prepare.py, or prepare_products.py, turns query i into x_i and one weight y_it per window token, so that
     o_i = S0 x_i + sum_t y_it v_t        (t over the pending tokens, the node's ancestors and the node)
 with S0 the checkpoint. This kernel streams S0 past the x of all nodes. Their keys and values lie in the window already,
 where the convolution has put them (conv1d/verify_replay.py). A row with more than `fold_threshold` pending tokens folds
@@ -19,8 +19,6 @@ window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -31,7 +29,6 @@ from ..common.dependent import has_dependent_launch
 from ..common.fragments import (
     addends,
     as_left,
-    chunk_of,
     inside,
     multiply,
     per_column,
@@ -46,15 +43,12 @@ from ..common.operands import Rows, States, check_nodes
 from ..common.pending import pending_and_folding
 from ..common.tile import IS_KV
 from .arguments import check_groups, node_inputs
-from .fold import PART
+from .config import VerifyConfig, constants_for, default_config
 from .fold_tile import STEP_FLOATS, TOKENS, fold_step, load_factors, step_keys, step_tokens
 from .prepare import prepare_kernel
+from .prepare_products import can_take_products, prepare_products_kernel
 from .tiles import may_fuse
 from .window import GdnWindow
-
-FEW_HEADS = 512  # below this many states, a block of values a program
-MANY_HEADS = 2048  # from this many on a program is one warp: eight of them a multiprocessor, twice over
-ONE_WAVE = 1320  # heads of 9 to 16 nodes whose first kernel runs at once: ten of them a multiprocessor
 
 
 @triton.jit
@@ -266,15 +260,15 @@ def _verify_kernel(
 
     slot = tl.load(slots + batch_row).to(tl.int64)
     if slot <= 0:
+        if OVERLAP:
+            # whoever waits for this kernel waits for those before it too; and outputs may lie where one of them reads
+            tl.extra.cuda.gdc_wait()
         node_i = tl.arange(0, BI)
         for block in range(first_block, first_block + BLOCKS):
             dim = block * BP + tl.arange(0, BP)
             zeros = tl.zeros([BP, BI], out.dtype.element_ty)
             mask = (node_i < N)[None, :] & (dim < V)[:, None]
             tl.store(out_head + node_i[None, :] * (HV * V) + dim[:, None], zeros, mask=mask)
-        if OVERLAP:
-            # whoever waits for this kernel waits for the first one too
-            tl.extra.cuda.gdc_wait()
         return
     state_head = states + slot * stride_slot + hv * (V * K)
     # the first block (of a slot that lies as [K, V], a part of it), while all that is read before it is on its way
@@ -302,122 +296,6 @@ def _verify_kernel(
             place, kept, inputs, prepared, fold, N, HV, K, V, BI, BT, BT, BP, BLOCKS, PARTS, PART, CHUNK,
             FOLD_STEPS, WARPS, SPLIT, NATIVE, OVERLAP, STAGES, FOLD_STAGES, EITHER,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class VerifyConfig:
-    """How gdn_verify is cut up. None of it changes what is computed beyond rounding.
-
-    block_v                   values of a block, a multiple of 16.
-    blocks                    of values that a program streams.
-    query_chunk               pieces of the K axis of the queries (tiles.py).
-    num_warps, prepare_warps  of the two kernels.
-    num_stages, fold_stages   of the second kernel, where a row does not fold and where it does: how many blocks are in
-                              hand, one computed and the others on their way.
-    split                     x in two bf16 addends; else as float32, for float32 outputs.
-    overlap                   let the second kernel start and load state while the first runs (programmatic dependent
-                              launch), and the first while the convolution does, if after_convolution.
-    registers, prepare_registers
-                              caps per thread of the second kernel and of the first; None: the compiler's choice.
-    apart                     what a fold needs of its tokens' keys and gates is made by programs of their own.
-    group                     tokens that queries are carried over at once: a shorter chain for more registers.
-    """
-
-    block_v: int = 16
-    blocks: int = 8
-    query_chunk: int = 64
-    num_warps: int = 1
-    prepare_warps: int = 1
-    num_stages: int = 2
-    fold_stages: int = 2
-    split: bool = True
-    overlap: bool = False
-    registers: int | None = None
-    prepare_registers: int | None = None
-    apart: bool = False
-    group: int = 2
-
-
-def default_config(
-    *,
-    nodes: int,
-    values: int,
-    exact: bool,
-    fold_threshold: int,
-    heads: int = FEW_HEADS,
-    narrow: bool = False,
-    overlap: bool = False,
-) -> VerifyConfig:
-    """The configuration gdn_verify uses: values is V, heads is rows times HV.
-
-    exact asks for float32 products; narrow: states have 16 bits; overlap needs a Hopper GPU.
-    """
-    tokens = fold_threshold + nodes
-    many = heads >= FEW_HEADS
-    once = tokens <= 3 * TOKENS.value and nodes <= TOKENS.value  # a fold loads its keys once
-    # one warp a program waits for nobody; 16 nodes and what a fold holds do not fit into its registers
-    alone = once and (not many or (nodes <= 8 and tokens <= 2 * TOKENS.value and heads >= MANY_HEADS))
-    warps = 8 if tokens > 64 else 2 if once else 4
-    block_v = 32 if once and not alone else 16
-    # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
-    slim = nodes <= (16 if many else 8)
-    # a token at a time takes fewer registers: 16 of them then fit on a multiprocessor
-    crowded = slim and nodes > 8 and heads > ONE_WAVE
-    return VerifyConfig(
-        block_v=block_v,
-        blocks=triton.cdiv(values, block_v) if many else 1,
-        num_warps=1 if alone else warps,
-        prepare_warps=1 if slim else 2,
-        # a multiprocessor then has room for 16 of them; Triton 3.8 takes 140, and some would wait for the others
-        prepare_registers=128 if 4 < nodes <= 8 or crowded else None,
-        # of states of 16 bits one block more has to be on its way, and for small drafts there is room for it
-        num_stages=(3 if once and (nodes <= 8 or narrow) else 2) if many else 1,
-        fold_stages=2 if many else 1,
-        split=not exact,
-        overlap=overlap,
-        # smaller drafts take half a microsecond to two more: their first kernel is one wave of programs
-        apart=not slim,
-        group=1 if crowded else 2,
-    )
-
-
-def constants_for(
-    config: VerifyConfig,
-    *,
-    nodes: int,
-    heads: tuple[int, int],
-    dims: tuple[int, int],
-    fold_threshold: int,
-    fold_at_once: int,
-    state: torch.dtype,
-    either: bool = False,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Compile-time arguments of prepare_kernel and of the verify kernel: heads (H, HV), dims (K, V).
-
-    state: its dtype. either: slots may lie in either axis order.
-    """
-    padded_k = max(16, triton.next_power_of_2(dims[0]))
-    query_chunk, part = min(config.query_chunk, padded_k), min(PART, padded_k)
-    common = {
-        "N": nodes, "H": heads[0], "HV": heads[1], "K": dims[0], "OVERLAP": config.overlap, "SPLIT": config.split,
-        # (no more stays pending when a row folds than when it waits: operands.Window)
-        "BT": max(16, triton.next_power_of_2(fold_threshold + nodes)),
-        "FOLD_STEPS": fold_at_once // TOKENS.value, "PARTS": triton.cdiv(dims[0], part), "PART": part,
-        "NATIVE": not triton.knobs.runtime.interpret,
-    }  # fmt: skip
-    prepare = {
-        "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk, "APART": config.apart,
-        "GROUP": config.group,
-    }  # fmt: skip
-    verify = {
-        "V": dims[1], "BI": max(8, triton.next_power_of_2(nodes)), "BP": config.block_v, "BLOCKS": config.blocks,
-        "BLOCK": config.block_v * padded_k,
-        "WARPS": min(config.num_warps, config.block_v // 16), "CHUNK": chunk_of(state, part),
-        "STAGES": config.num_stages, "FOLD_STAGES": config.fold_stages, "EITHER": either,
-        # most paths then fit into half of the tile that the longest needs
-        "FITS_HALF": common["BT"] > 32 and 4 * nodes <= common["BT"],
-    }  # fmt: skip
-    return {**common, **prepare}, {**common, **verify}
 
 
 def gdn_verify(
@@ -480,23 +358,35 @@ def gdn_verify(
         config = default_config(
             nodes=nodes, values=dim_v, exact=q.dtype == torch.float32, fold_threshold=window.fold_threshold,
             heads=batch * heads_v, narrow=states.data.element_size() == 2, overlap=has_dependent_launch(q.device),
+            products=can_take_products(q, window, nodes),
         )  # fmt: skip
     prepare, verify = constants_for(
         config, nodes=nodes, heads=(heads_k, heads_v), dims=(dim_k, dim_v), fold_threshold=window.fold_threshold,
         fold_at_once=window.fold_at_once, state=states.data.dtype, either=states.axis_order is not None,
+        capacity=capacity,
     )  # fmt: skip
     carried_shape = (2 if config.split else 1, batch, heads_v, nodes, dim_k)
     carried = torch.empty(carried_shape, dtype=torch.bfloat16 if config.split else torch.float32, device=q.device)
     weights = torch.empty(batch, heads_v, prepare["BT"], nodes, dtype=torch.float32, device=q.device)
     folds = torch.empty(batch * heads_v, prepare["FOLD_STEPS"], STEP_FLOATS.value, dtype=torch.float32, device=q.device)
-    prepare_kernel[launch_grid(batch * heads_v, 2 if config.apart else 1)](
-        q, a, b, A_log, dt_bias, scale, rows.slots, rows.rows, window.pending, window.newest, window.order,
-        window.k, window.g, window.beta, window.factors, rows.ancestors, carried, weights, folds, window.fold_threshold,
-        window.fold_at_once, capacity,
-        q.stride(0), a.stride(0), b.stride(0), rows.ancestors.stride(0),
-        window.k.stride(0), window.k.stride(1), window.g.stride(0), window.g.stride(1),
-        window.factors.stride(0), window.factors.stride(1),
-        **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers,
+    arguments = {
+        "q": q, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias, "scale": scale,
+        "slots": rows.slots, "rows": rows.rows, "pending": window.pending, "newest": window.newest,
+        "order": window.order, "window_k": window.k, "window_g": window.g, "window_beta": window.beta,
+        "window_factors": window.factors, "ancestors": rows.ancestors, "carried": carried, "weights": weights,
+        "fold_factors": folds, "fold_threshold": window.fold_threshold, "fold_at_once": window.fold_at_once,
+        "capacity": capacity, "stride_q": q.stride(0), "stride_a": a.stride(0), "stride_b": b.stride(0),
+        "stride_ancestors": rows.ancestors.stride(0), "stride_wk_row": window.k.stride(0),
+        "stride_wk": window.k.stride(1), "stride_gate_row": window.g.stride(0), "stride_gate": window.g.stride(1),
+        "stride_factors_row": window.factors.stride(0), "stride_factors": window.factors.stride(1),
+    }  # fmt: skip
+    if config.products:
+        first, arguments["schedule"] = prepare_products_kernel, rows.schedule
+        grid = launch_grid(batch * heads_k * triton.cdiv(heads_v // heads_k, 2), 2)
+    else:
+        first, grid = prepare_kernel, launch_grid(batch * heads_v, 2 if config.apart else 1)
+    first[grid](
+        **arguments, **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers,
         launch_pdl=config.overlap and after_convolution, enable_fp_fusion=may_fuse(dim_k),
     )  # fmt: skip
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](

@@ -28,6 +28,7 @@ from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.gdn import fold as fold_module
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
 from mamba_mtp_kernels.gdn import verify_slots as slots_module
+from mamba_mtp_kernels.gdn.prepare_products import small_enough
 
 from tests.kernels.hopper import compiled, resources
 
@@ -106,7 +107,8 @@ def verify_reports(
     )
     if not keeps_newest:
         prepare, verify = ({**constants, "newest": None} for constants in (prepare, verify))
-    kernels = verify_module.prepare_kernel, verify_module._verify_kernel
+    first = verify_module.prepare_products_kernel if config.products else verify_module.prepare_kernel
+    kernels = first, verify_module._verify_kernel
     return (
         functools.partial(report, kernels[0], pointers, prepare, config.prepare_warps, config.prepare_registers),
         functools.partial(report, kernels[1], pointers, verify, config.num_warps, config.registers, config.num_stages),
@@ -165,6 +167,7 @@ def main() -> int:
                 heads=args.batch * HV,
                 narrow=state != "fp32",
                 overlap=True,
+                products=small_enough(nodes, window),
             )
             config = replace(config, **changes)
             prepare, verify = verify_reports(nodes, window, state, config, either, keeps_newest)

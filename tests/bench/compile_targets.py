@@ -25,6 +25,7 @@ from mamba_mtp_kernels.common import draft_slots, move, tree, turn, window
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
+from mamba_mtp_kernels.gdn.prepare_products import small_enough
 
 from sglang_mamba_mtp.state.window import threshold_for, threshold_to_rewind
 from tests.bench import compile_report as gdn
@@ -104,6 +105,7 @@ def gdn_verify(nodes: int, state: str, page: int, kernel: int) -> Report:
             heads=BATCH * gdn.HV,
             narrow=state != "fp32",
             overlap=capability >= 90,
+            products=small_enough(nodes, pending),
         )
         return gdn.verify_reports(nodes, pending, state, config)[kernel]()
 

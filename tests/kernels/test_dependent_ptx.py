@@ -8,6 +8,9 @@ from .helpers import run_compiling
 def test_nothing_is_written_and_nobody_let_go_before_the_kernel_before_has_ended():
     run = run_compiling(f"{__package__}.dependent_ptx")
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
-    prepare, convolution = run.stdout.splitlines()
-    assert "ld.global" in prepare and "waits: 2" in prepare, prepare  # (else it would start early for nothing)
+    prepare, products, verify, convolution = run.stdout.splitlines()
+    # (else they would start early for nothing)
+    assert "ld.global" in prepare and "waits: 2" in prepare, prepare
+    assert "ld.global" in products and "waits: 3" in products, products
+    assert "prefetch" in verify and "waits: 3" in verify, verify
     assert "waits: 1" in convolution, convolution

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from mamba_mtp_kernels.common.operands import Folds, States
 from mamba_mtp_kernels.gdn.fold import gdn_fold
-from mamba_mtp_kernels.gdn.fold_tile import step_factors, step_tokens
+from mamba_mtp_kernels.gdn.fold_tile import key_products, step_factors, step_tokens
 from mamba_mtp_kernels.gdn.reference import token_factors
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 from mamba_mtp_kernels.gdn.window import GdnWindow
@@ -117,7 +117,8 @@ def test_one_fold_is_as_exact_as_float32(kind, count):
 @triton.jit
 def _factors_kernel(order, k, g, beta, out, count, K: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr):
     position, live = step_tokens(0, count, order)
-    of_value, of_product, norm, solve, kept = step_factors(k, g, beta, K, 1, position, live, K, K // PART, PART, NATIVE)
+    products = key_products(k, K, position, live, K, K // PART, PART, NATIVE)
+    of_value, of_product, norm, solve, kept = step_factors(products, g, beta, 1, position, live)
     t = tl.arange(0, 16)
     tl.store(out + t, of_value)
     tl.store(out + 16 + t, of_product)

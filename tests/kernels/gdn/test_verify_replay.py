@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mamba_mtp_kernels.gdn import verify_replay
+from mamba_mtp_kernels.gdn import config as gdn_config
 
 from ..helpers import ancestors_of, assert_close, assert_same_bits, chain_parents, random_tree_parents
 from .case import WINDOWS, Case, make_case, with_books
@@ -229,7 +229,7 @@ def test_verify_that_folds_equals_fold_then_verify(
 @pytest.mark.parametrize("few", [1, 512], ids=["a head a program", "a block of values a program"])
 def test_schedule_changes_no_bits(which: str, few: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs start in another order and write where they would have."""
-    monkeypatch.setattr(verify_replay, "FEW_HEADS", few)
+    monkeypatch.setattr(gdn_config, "FEW_HEADS", few)
     case = make_case(batch=4, nodes=3, pending=[2, 8, 9, 0], padding=(3,), H=1, HV=2, V=32, device=device)
     plain, ordered = case.clone(), case.clone()
     schedule = torch.tensor([2, 1, 3, 0, 77], dtype=torch.int32, device=device)

@@ -1,0 +1,390 @@
+"""What prepare.py does for small drafts, by products on tensor cores: one warp for two value heads of a key head.
+
+With raw keys k_t, r_t = 1 / |k_t| and s_i = scale / |q_i|, prepare.py's substitution reads
+    R_it = s_i q_i . k_t - sum_u z_iu k_u . k_t  (u newer than t, on node i's path),    z_it = beta_t r_t^2 R_it
+    y_it = d_it beta_t r_t R_it,    x_i = d_i (s_i q_i - sum_t z_it k_t)
+with d_it the product of the decays on the path after t, d_i that of all of it. So what has K columns is products of
+16-bit keys and queries, exact on tensor cores, and one more with z in addends; the chain from token to token is left
+with numbers. Both heads share all but beta and the decays.
+
+A token's key is in the hands of four lanes, and so is node i's row of R; what a token takes from older ones goes from
+lane to lane by shuffles, nothing through shared memory (substitution.py). Up to four nodes the rows of both heads are
+one block of eight, else a block a head. What hangs on pending tokens alone is asked for while the convolution still
+runs, and verify is let go at once: before it waits it looks at nothing that either of them writes.
+
+Programs of their own make what folds need (fold_tile.py), in the order in which verify starts its rows: those that fold
+first. So all of them are at work while the others find nothing to do.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.elementary import exp_rn
+from ..common.lanes import (
+    LANES,
+    even_of,
+    from_lane,
+    load,
+    load_pairs,
+    mma,
+    odd_of,
+    pair_cut,
+    pair_rounded,
+    row_and_column,
+    store,
+    store_pairs,
+    turn,
+    without_cut,
+)
+from ..common.operands import FOLD_TOKENS
+from ..common.pending import pending_and_folding
+from .fold_tile import STEP_FLOATS, key_products, step_factors, step_tokens, store_factors
+from .prepare import gates
+from .substitution import (
+    BLOCK,
+    at_columns,
+    decays_after,
+    left_factors,
+    one_over_norms,
+    products_of_rows,
+    solve,
+    two_at_a_time,
+    with_older,
+)
+from .tiles import FACTORS
+from .window import GdnWindow
+
+# what has been measured: three blocks of keys, which a warp's registers hold
+MOST_NODES = 8
+MOST_PENDING = 16
+MOST_POSITIONS = 64  # of a window: two a lane
+
+
+@functools.cache
+def _has_products(device: torch.device) -> bool:
+    """Whether the device has the instructions of common/lanes.py."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def small_enough(nodes: int, fold_threshold: int) -> bool:
+    """Whether drafts and windows are those that prepare_products_kernel is for."""
+    return nodes <= MOST_NODES and fold_threshold <= MOST_PENDING
+
+
+def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
+    """Whether prepare_products_kernel can do it: small drafts and windows, bf16, K a multiple of 32 and at most 128,
+    rows that begin at multiples of 16 bytes, an NVIDIA GPU from Ampere on (or Triton's interpreter)."""
+    k = window.k
+    aligned = (*q.stride()[:-1], *k.stride()[:-1], q.data_ptr() // 2, k.data_ptr() // 2)
+    return (
+        small_enough(nodes, window.fold_threshold)
+        and window.fold_at_once == FOLD_TOKENS
+        and window.order.shape[1] <= MOST_POSITIONS
+        and q.dtype == k.dtype == torch.bfloat16
+        and q.shape[-1] in (32, 64, 96, 128)
+        and all(number % 8 == 0 for number in aligned)
+        and (
+            q.device.type == "cpu"
+            or (torch.version.hip is None and torch.cuda.get_device_capability(q.device) >= (8, 0))
+        )
+    )
+
+
+@triton.jit
+def _load_row(row_at, live, K: tl.constexpr, NATIVE: tl.constexpr):
+    """K bf16 of each lane's row: pair 4 c + i of lane t is columns 32 c + 8 t + 2 i and the next."""
+    _, t = row_and_column()
+    pairs = ()
+    for chunk in tl.static_range(K // 32):
+        pairs = pairs + load_pairs(row_at + (32 * chunk + 8 * t), live, NATIVE)
+    return pairs
+
+
+@triton.jit
+def _position(words, entry, NATIVE: tl.constexpr):
+    """An entry of the row's order, of which lane i holds entries i and, where there are so many, 32 + i."""
+    found = from_lane(words[0], entry % LANES, NATIVE)
+    if len(words) == 2:
+        found = tl.where(entry < LANES, found, from_lane(words[1], entry % LANES, NATIVE))
+    return found
+
+
+@triton.jit
+def _pending_factors(token0, position, kept, factors_at, stride, heads, NATIVE: tl.constexpr):
+    """Of eight tokens that stay pending: beta r, beta r^2 and decays."""
+    _, t = row_and_column()
+    strengths = ()
+    weights = ()
+    decays = ()
+    positions = at_columns(position, 0, NATIVE)
+    for half in tl.static_range(len(heads)):
+        for odd in tl.static_range(2):
+            live = token0 + 2 * t + odd < kept
+            at = factors_at + (positions[odd].to(tl.int64) * stride + heads[half] * FACTORS)
+            strength = load(at + 2, live, 0.0, NATIVE)
+            decays = decays + (load(at, live, 1.0, NATIVE),)  # noqa: RUF005 (jit: no unpacking)
+            strengths = strengths + (strength,)  # noqa: RUF005
+            weights = weights + (strength * load(at + 1, live, 0.0, NATIVE),)  # noqa: RUF005
+    return strengths, weights, decays
+
+
+@triton.jit
+def _fold_program(
+    windows, second, order, folding, to,
+    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """What a verify needs to fold the oldest tokens of both heads, made while the convolution runs. windows: of the
+    heads' keys, g and beta, and two strides."""
+    k_head, g_head, beta_head, stride_k, stride = windows
+    if folding > 0:
+        at, live = step_tokens(0, folding, order)
+        products = key_products(k_head, stride_k, at, live, K, PARTS, PART, NATIVE)
+        first = step_factors(products, g_head, beta_head, stride, at, live)
+        last = first
+        if second > 0:
+            last = step_factors(products, g_head + second, beta_head + second, stride, at, live)
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        store_factors(to, first)
+        if second > 0:
+            store_factors(to + STEP_FLOATS, last)
+
+
+@triton.jit
+def _queries_program(
+    q, raw, scale, hv, second, window, strides, words, path, counts, carried, weights,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, PENDING: tl.constexpr, ADDENDS: tl.constexpr,
+    NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """x and y of the row's nodes for head hv and the one `second` further.
+
+    raw: a and b of the row, A_log, dt_bias and two strides.
+    """
+    BLOCKS: tl.constexpr = (PENDING + BLOCK - 1) // BLOCK  # of pending tokens
+    HALF: tl.constexpr = BLOCK // 2
+    a, b, A_log, dt_bias, stride_a, stride_b = raw
+    window_k, window_g, window_beta, window_factors = window
+    stride_q, stride_wk, stride_gate, stride_factors = strides
+    before, kept = counts
+    g, t = row_and_column()
+    # the node and the head of row g, in one block or in two
+    if N <= HALF:
+        node = g % HALF
+        heads = (g // HALF * second,)
+        lives = ((node < N) & (g // HALF <= second),)
+    else:
+        node = g
+        heads = (g * 0, g * 0 + second)
+        lives = (node < N, (node < N) & (second > 0))
+
+    # what is there before the convolution has ended
+    keys = ()
+    strengths = ()
+    all_weights = ()
+    decays = ()
+    for block in tl.static_range(BLOCKS - 1, -1, -1):
+        token0 = block * BLOCK
+        at = _position(words, before - kept + token0 + g, NATIVE)
+        keys = keys + (_load_row(window_k + at.to(tl.int64) * stride_wk, token0 + g < kept, K, NATIVE),)  # noqa: RUF005 (jit: no unpacking)
+        its_strengths, its_weights, its_decays = _pending_factors(
+            token0, at, kept, window_factors, stride_factors, heads, NATIVE
+        )
+        strengths = strengths + (its_strengths,)  # noqa: RUF005
+        all_weights = all_weights + (its_weights,)  # noqa: RUF005
+        decays = decays + (its_decays,)  # noqa: RUF005
+    # of nodes: lane 4 g + t works out the gates of node g and head t % 2
+    position = _position(words, before + g, NATIVE).to(tl.int64)
+    head = t % 2 * second
+    bits = tl.load(path + node, mask=node < N, other=0).to(tl.int32)
+    A, bias = tl.load(A_log + hv + head), tl.load(dt_bias + hv + head)
+    raw_a = tl.load(a + g * stride_a + head, mask=g < N, other=0)
+    raw_b = tl.load(b + g * stride_b + head, mask=g < N, other=0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+    query = _load_row(q + node * stride_q, node < N, K, NATIVE)
+    node_keys = _load_row(window_k + position * stride_wk, g < N, K, NATIVE)
+    # while they are on their way
+    log_decay, beta = gates(raw_a, raw_b, A, bias)
+    decay = exp_rn(log_decay)
+    on = ()
+    for odd in tl.static_range(2):
+        column = 2 * t + odd
+        on = on + (((node == column) | (((bits >> column) & 1) != 0)) & (node < N),)  # noqa: RUF005
+    betas = ()
+    node_decays = ()
+    for half in tl.static_range(len(heads)):
+        its_betas, its_decays = at_columns(beta, heads[half], NATIVE), at_columns(decay, heads[half], NATIVE)
+        for odd in tl.static_range(2):
+            betas = betas + (tl.where(on[odd], its_betas[odd], 0.0),)  # noqa: RUF005
+            node_decays = node_decays + (tl.where(on[odd], its_decays[odd], 1.0),)  # noqa: RUF005
+    d, of_path = decays_after((node_decays,) + decays, NATIVE)  # noqa: RUF005
+    pending_products = ()
+    for row in tl.static_range(BLOCKS):
+        of_row = ()
+        for column in tl.static_range(row, BLOCKS):
+            found = products_of_rows(keys[row], keys[row], keys[column], NATIVE)
+            of_row = of_row + (with_older(found[0], found[1]) if row == column else (found[0], found[1]),)  # noqa: RUF005
+        pending_products = pending_products + (of_row,)  # noqa: RUF005
+
+    keys = (node_keys,) + keys  # noqa: RUF005
+    square = products_of_rows(query, query, query, NATIVE)
+    s = scale * one_over_norms(square[0], square[1], NATIVE)
+    residuals = ()
+    products = ()
+    for column in tl.static_range(1 + BLOCKS):
+        # of queries, and below them of the nodes' keys
+        found = products_of_rows(query, node_keys, keys[column], NATIVE)
+        if column == 0:
+            rnorm = one_over_norms(found[2], found[3], NATIVE)
+            products = products + (with_older(found[2], found[3]),)  # noqa: RUF005
+        else:
+            products = products + ((found[2], found[3]),)  # noqa: RUF005
+        residual = ()
+        for _ in tl.static_range(len(heads)):
+            residual = residual + (s * found[0], s * found[1])  # noqa: RUF005
+        residuals = residuals + (residual,)  # noqa: RUF005
+
+    # what later verifies take of these nodes as they are
+    appends = (g < N) & (t <= second)
+    store(window_g + (position * stride_gate + head), log_decay, appends, NATIVE)
+    store(window_beta + (position * stride_gate + head), beta, appends, NATIVE)
+    to = window_factors + (position * stride_factors + head * FACTORS)
+    store(to, decay, appends, NATIVE)
+    store(to + 1, rnorm, appends, NATIVE)
+    store(to + 2, beta * rnorm, appends, NATIVE)
+
+    r = at_columns(rnorm, 0, NATIVE)
+    node_strengths = ()
+    node_weights = ()
+    for of in tl.static_range(2 * len(heads)):
+        node_strengths = node_strengths + (betas[of] * r[of % 2],)  # noqa: RUF005
+        node_weights = node_weights + (betas[of] * r[of % 2] * r[of % 2],)  # noqa: RUF005
+    strengths = (node_strengths,) + strengths  # noqa: RUF005
+    all_weights = (node_weights,) + all_weights  # noqa: RUF005
+    solved = solve(residuals, all_weights, (products,) + pending_products, N, PENDING, NATIVE)  # noqa: RUF005
+
+    taken = ()
+    for i in tl.static_range(1 + BLOCKS):
+        # the pending tokens' rows of y, then the nodes'
+        column = 2 * t if i == 0 else (BLOCKS - i) * BLOCK + 2 * t
+        count = N if i == 0 else kept
+        to = weights + ((kept + column if i == 0 else column) * N + node)
+        z = ()
+        for half in tl.static_range(len(heads)):
+            for odd in tl.static_range(2):
+                R = solved[i][2 * half + odd]
+                y = R * (strengths[i][2 * half + odd] * d[i][2 * half + odd])
+                store(to + (heads[half] * (BT * N) + odd * N), y, lives[half] & (column + odd < count), NATIVE)
+                z = z + (-R * all_weights[i][2 * half + odd] * of_path[half],)  # noqa: RUF005
+        taken = taken + (z,)  # noqa: RUF005
+    factors = left_factors(taken, ADDENDS, NATIVE)
+    blocks = two_at_a_time(keys)
+    to, low_halves = carried
+    to += node * K + 8 * t
+    for chunk in tl.static_range(K // 32):
+        high = ((), ())
+        low = ((), ())
+        for i in tl.static_range(4 * chunk, 4 * chunk + 4):
+            x = ()
+            for half in tl.static_range(2):
+                if half < len(heads):
+                    of_node = s * of_path[half]
+                    x = x + (of_node * even_of(query[i]), of_node * odd_of(query[i]))  # noqa: RUF005
+                else:
+                    x = x + (tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32))  # noqa: RUF005
+            turned = ()
+            for j in tl.static_range(len(blocks)):
+                of_pair = ()
+                for k in tl.static_range(len(blocks[j])):
+                    of_pair = of_pair + (turn(blocks[j][k][i], NATIVE),)  # noqa: RUF005
+                turned = turned + (of_pair,)  # noqa: RUF005
+            for part in tl.static_range(ADDENDS):
+                for j in tl.static_range(len(blocks)):
+                    x = mma(factors[part][j], turned[j], x, NATIVE)
+            highs = ()
+            lows = ()
+            for half in tl.static_range(2):
+                even, odd = x[2 * half], x[2 * half + 1]
+                highs = highs + (high[half] + (pair_cut(even, odd),),)  # noqa: RUF005
+                lows = lows + (low[half] + (pair_rounded(without_cut(even), without_cut(odd), NATIVE),),)  # noqa: RUF005
+            high, low = highs, lows
+        for half in tl.static_range(len(heads)):
+            at = to + (heads[half] * (N * K) + 32 * chunk)
+            store_pairs(at, high[half], lives[half], NATIVE)
+            store_pairs(at + low_halves, low[half], lives[half], NATIVE)
+
+
+@triton.jit
+def prepare_products_kernel(
+    q, a, b, A_log, dt_bias, scale, slots, rows, schedule, pending, newest, order,
+    window_k, window_g, window_beta, window_factors, ancestors, carried, weights, fold_factors,
+    fold_threshold, fold_at_once, capacity,
+    stride_q, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
+    stride_factors_row, stride_factors,
+    N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, PENDING: tl.constexpr,
+    WORDS: tl.constexpr, ADDENDS: tl.constexpr, FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """prepare_kernel with SPLIT and one step a fold, for up to PENDING tokens that stay pending.
+
+    Programs along the first axis: a pair of value heads of a row each. Along the second: their queries, their folds.
+    """
+    GROUP: tl.constexpr = HV // H
+    PAIRS: tl.constexpr = (GROUP + 1) // 2
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    folds = tl.program_id(1) == 1
+    batch_row = tl.program_id(0) // (H * PAIRS)
+    if schedule is not None:  # noqa: SIM102 (known when compiled)
+        if folds:
+            batch_row = tl.load(schedule + batch_row)
+    batch_row = batch_row.to(tl.int64)
+    h = tl.program_id(0) // PAIRS % H
+    pair = tl.program_id(0) % PAIRS
+    hv = h * GROUP + 2 * pair
+    second = 1
+    if GROUP % 2 == 1:
+        second = tl.where(2 * pair + 1 < GROUP, 1, 0)
+    slot = tl.load(slots + batch_row).to(tl.int64)
+    row = tl.load(rows + batch_row).to(tl.int64)
+    # (no row is negative: asked, so that both loads are on their way at once)
+    if (slot <= 0) | (row < 0):
+        if OVERLAP:
+            # whoever waits for this kernel waits for the convolution too
+            tl.extra.cuda.gdc_wait()
+        return
+    order += row * capacity
+    window_k += row * stride_wk_row + h * K
+    window_g += row * stride_gate_row + hv
+    window_beta += row * stride_gate_row + hv
+    window_factors += row * stride_factors_row + hv * FACTORS
+    state = batch_row * HV + hv  # of all rows' heads
+    if folds:
+        _, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
+        windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
+        to = fold_factors + state * (FOLD_STEPS * STEP_FLOATS)
+        _fold_program(windows, second, order, folding, to, K, PARTS, PART, NATIVE, OVERLAP)
+    else:
+        # looked up at once, before it is known which entries are asked for
+        lane = tl.arange(0, LANES)
+        words = ()
+        for word in tl.static_range(WORDS):
+            entry = LANES * word + lane
+            words = words + (load(order + entry, entry < capacity, 0, NATIVE),)  # noqa: RUF005 (jit: no unpacking)
+        before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
+        first = batch_row * N
+        raw = (a + first * stride_a + hv, b + first * stride_b + hv, A_log, dt_bias, stride_a, stride_b)
+        halves = (carried + state * (N * K), tl.num_programs(0).to(tl.int64) // (H * PAIRS) * (HV * N * K))
+        _queries_program(
+            q + first * stride_q + h * K, raw, scale, hv, second,
+            (window_k, window_g, window_beta, window_factors),
+            (stride_q, stride_wk, stride_gate, stride_factors), words, ancestors + batch_row * stride_ancestors,
+            (before, before - folding), halves, weights + state * (N * BT),
+            N, K, BT, PENDING, ADDENDS, NATIVE, OVERLAP,
+        )  # fmt: skip
