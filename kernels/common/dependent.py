@@ -5,6 +5,8 @@ The one before says when (`gdc_launch_dependents`, which all its programs have t
 one before writes or reads. What it may do until then is look up and ask for memory that has been there since before
 both, and nothing else: its own outputs may lie where a tensor was that the one before still reads. Hence who was
 launched early lets the next one go only when its own wait is over (`wait_then_let_go`): all before both has then ended.
+(gdn/prepare_products.py does so at once: the convolution before it has let it go by that rule, so all before those
+two has ended; and verify, which waits for both, looks until then at nothing that either of them writes.)
 """
 
 from __future__ import annotations
