@@ -128,7 +128,7 @@ def constants_for(
         "NATIVE": not triton.knobs.runtime.interpret,
     }  # fmt: skip
     if config.products:
-        prepare = {"PENDING": fold_threshold, "WORDS": triton.cdiv(capacity, LANES.value), "ADDENDS": 2}
+        prepare = {"PENDING": fold_threshold, "WORDS": triton.cdiv(capacity, LANES.value), "ADDENDS": 3}
     else:
         prepare = {
             "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk,

@@ -62,7 +62,6 @@ from .window import GdnWindow
 # what has been measured: three blocks of keys, which a warp's registers hold
 MOST_NODES = 8
 MOST_PENDING = 16
-MOST_POSITIONS = 64  # of a window: two a lane
 
 
 @functools.cache
@@ -83,15 +82,11 @@ def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
     aligned = (*q.stride()[:-1], *k.stride()[:-1], q.data_ptr() // 2, k.data_ptr() // 2)
     return (
         small_enough(nodes, window.fold_threshold)
-        and window.fold_at_once == FOLD_TOKENS
-        and window.order.shape[1] <= MOST_POSITIONS
+        and window.fold_at_once == FOLD_TOKENS  # (so its order has fewer than two entries a lane)
         and q.dtype == k.dtype == torch.bfloat16
         and q.shape[-1] in (32, 64, 96, 128)
         and all(number % 8 == 0 for number in aligned)
-        and (
-            q.device.type == "cpu"
-            or (torch.version.hip is None and torch.cuda.get_device_capability(q.device) >= (8, 0))
-        )
+        and (q.device.type == "cpu" or _has_products(q.device))
     )
 
 

@@ -326,8 +326,9 @@ def gdn_verify(
              order[r, pending + i], k and v too: after the convolution, before normalisation. g, beta and factors of the
              nodes are written there, in float32. pending stays as it is.
     after_convolution
-             the kernel launched before this one on the stream, conv1d_verify as a rule, writes nothing of the rows, nor
-             of the window but inputs of nodes: the rest may be read while it runs, where config.overlap.
+             the kernel launched before this one on the stream, conv1d_verify as a rule, writes nothing of a, b, the
+             rows, the states, nor of the window but inputs of nodes: all these may be read while it runs, where
+             config.overlap.
     config   how to cut it up; None: the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
@@ -29,13 +30,13 @@ NODES, THRESHOLD, HEADS, DIMS = 4, 12, (2, 4), (32, 16)
 """HEADS (H, HV), DIMS (K, V)."""
 
 
-def gdn(products: bool, kernel: int) -> Any:
+def gdn(products: bool, kernel: int, nodes: int = NODES) -> Any:
     """kernel: 0 is the first one of a verify, 1 the second."""
     config = verify_module.default_config(
-        nodes=NODES, values=DIMS[1], exact=False, fold_threshold=THRESHOLD, overlap=True, products=products
+        nodes=nodes, values=DIMS[1], exact=False, fold_threshold=THRESHOLD, overlap=True, products=products
     )
     constants = verify_module.constants_for(
-        config, nodes=NODES, heads=HEADS, dims=DIMS, fold_threshold=THRESHOLD, fold_at_once=fold_at_once(NODES),
+        config, nodes=nodes, heads=HEADS, dims=DIMS, fold_threshold=THRESHOLD, fold_at_once=fold_at_once(nodes),
         state=torch.float32,
     )[kernel]  # fmt: skip
     pointers = {
@@ -61,31 +62,62 @@ def convolve() -> Any:
     return compiled(convolution._conv1d_verify_kernel, pointers, constants, num_warps=2)
 
 
-def steps(kernel: Any) -> list[str]:
-    """What it does to global memory and to other kernels, in the order of its text."""
-    kinds = re.findall(
-        r"griddepcontrol\.(wait|launch_dependents)|\b(st\.global|ld\.global|prefetch)", kernel.asm["ptx"]
-    )
-    return [control or memory for control, memory in kinds]
+OF_INTEREST = re.compile(r"griddepcontrol\.(wait|launch_dependents)|\b(st\.global|ld\.global|prefetch)")
+
+
+def steps(ptx: str) -> Iterator[tuple[str, bool]]:
+    """What a kernel does to global memory and to other kernels, and whether it has waited by then on every way there."""
+    blocks: dict[str, list[str]] = {"": []}
+    for line in ptx[ptx.index("{") :].splitlines():
+        if label := re.match(r"(\$\w+):", line):
+            blocks[label[1]] = []
+        else:
+            # what follows a branch that may not be taken is a block of its own
+            current = blocks[next(reversed(blocks))]
+            current.append(line)
+            if re.search(r"@%p\d+\s+bra", line):
+                blocks[f"after {len(blocks)}"] = []
+    names = list(blocks)
+    goes_to: dict[str, list[str]] = {}
+    for name, following in zip(names, [*names[1:], ""], strict=True):
+        last = next((line for line in reversed(blocks[name]) if line.strip()), "")
+        goes_to[name] = re.findall(r"\bbra(?:\.uni)?\s+(\$\w+)", last)
+        if not re.search(r"^\s*(bra|ret)\b", last) and following:
+            goes_to[name].append(following)
+    # waited at the beginning of a block: on every way to it; all blocks but the first have until a way without is found
+    waited = {name: name != "" for name in names}
+    pending = [""]
+    while pending:
+        name = pending.pop()
+        after = waited[name] or any("griddepcontrol.wait" in line for line in blocks[name])
+        for other in goes_to[name]:
+            if waited[other] and not after:
+                waited[other] = False
+                pending.append(other)
+    for name in names:
+        now = waited[name]
+        for found in OF_INTEREST.finditer("\n".join(blocks[name])):
+            yield found[1] or found[2], now
+            now |= found[1] == "wait"
 
 
 def main() -> int:
     looks_up = {"ld.global", "prefetch"}
-    # (padding waits first in both kernels of a verify; then each branch of theirs does)
     kernels = {
-        "prepare": (gdn(False, 0), looks_up, -1),
-        "prepare by products": (gdn(True, 0), looks_up | {"launch_dependents"}, 1),
-        "verify": (gdn(False, 1), looks_up, 0),
-        "convolution": (convolve(), set(), -1),
+        "prepare": (gdn(False, 0), looks_up),
+        "prepare by products": (gdn(True, 0), looks_up | {"launch_dependents"}),
+        "prepare by products, two blocks": (gdn(True, 0, nodes=8), looks_up | {"launch_dependents"}),
+        "verify": (gdn(False, 1), looks_up),
+        "convolution": (convolve(), set()),
     }
     wrong = False
-    for name, (kernel, allowed, first_branch) in kernels.items():
-        taken = steps(kernel)
-        waits = [i for i, step in enumerate(taken) if step == "wait"]
-        before = set(taken[: waits[first_branch]]) - {"wait"}
-        print(f"{name}: {' '.join(sorted(before))}; waits: {len(waits)}")
+    for name, (kernel, allowed) in kernels.items():
+        taken = list(steps(kernel.asm["ptx"]))
+        before = {step for step, waited in taken if not waited} - {"wait"}
+        print(
+            f"{name}: {' '.join(sorted(before))}; then {' '.join(sorted({step for step, waited in taken if waited}))}"
+        )
         wrong |= not before <= allowed
-        wrong |= name in ("prepare", "convolution") and taken[waits[-1] + 1] != "launch_dependents"
     return int(wrong)
 
 
