@@ -66,7 +66,7 @@ OF_INTEREST = re.compile(r"griddepcontrol\.(wait|launch_dependents)|\b(st\.globa
 
 
 def steps(ptx: str) -> Iterator[tuple[str, bool]]:
-    """What a kernel does to global memory and to other kernels, and whether it has waited by then on every way there."""
+    """What a kernel does to global memory and to other kernels, and whether it has waited by then, whatever way."""
     blocks: dict[str, list[str]] = {"": []}
     for line in ptx[ptx.index("{") :].splitlines():
         if label := re.match(r"(\$\w+):", line):
