@@ -79,14 +79,15 @@ def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
     """Whether prepare_products_kernel can do it: small drafts and windows, bf16, K a multiple of 32 and at most 128,
     rows that begin at multiples of 16 bytes, an NVIDIA GPU from Ampere on (or Triton's interpreter)."""
     k = window.k
-    aligned = (*q.stride()[:-1], *k.stride()[:-1], q.data_ptr() // 2, k.data_ptr() // 2)
+    # (memory that PyTorch hands out begins at multiples of 16 bytes and more)
+    aligned = (*q.stride()[:-1], *k.stride()[:-1], q.storage_offset(), k.storage_offset())
     return (
         small_enough(nodes, window.fold_threshold)
         and window.fold_at_once == FOLD_TOKENS  # (so its order has fewer than two entries a lane)
         and q.dtype == k.dtype == torch.bfloat16
         and q.shape[-1] in (32, 64, 96, 128)
         and all(number % 8 == 0 for number in aligned)
-        and (q.device.type == "cpu" or _has_products(q.device))
+        and (q.device.type != "cuda" or _has_products(q.device))
     )
 
 

@@ -381,15 +381,18 @@ def gdn_verify(
         "stride_wk": window.k.stride(1), "stride_gate_row": window.g.stride(0), "stride_gate": window.g.stride(1),
         "stride_factors_row": window.factors.stride(0), "stride_factors": window.factors.stride(1),
     }  # fmt: skip
+    options = {
+        "num_warps": config.prepare_warps, "maxnreg": config.prepare_registers,
+        "launch_pdl": config.overlap and after_convolution, "enable_fp_fusion": may_fuse(dim_k),
+    }  # fmt: skip
     if config.products:
-        first, arguments["schedule"] = prepare_products_kernel, rows.schedule
-        grid = launch_grid(batch * heads_k * triton.cdiv(heads_v // heads_k, 2), 2)
+        pairs = heads_k * triton.cdiv(heads_v // heads_k, 2)
+        prepare_products_kernel[launch_grid(batch * pairs, 2)](
+            schedule=rows.schedule, **arguments, **prepare, **options
+        )
     else:
-        first, grid = prepare_kernel, launch_grid(batch * heads_v, 2 if config.apart else 1)
-    first[grid](
-        **arguments, **prepare, num_warps=config.prepare_warps, maxnreg=config.prepare_registers,
-        launch_pdl=config.overlap and after_convolution, enable_fp_fusion=may_fuse(dim_k),
-    )  # fmt: skip
+        heads = launch_grid(batch * heads_v, 2 if config.apart else 1)
+        prepare_kernel[heads](**arguments, **prepare, **options)
     _verify_kernel[launch_grid(batch * heads_v, triton.cdiv(dim_v, config.block_v * config.blocks))](
         states.data, states.axis_order, rows.slots, rows.rows, rows.schedule, window.pending, window.newest,
         window.order, window.k, window.v, carried, weights, folds, out, window.fold_threshold, window.fold_at_once,

@@ -56,6 +56,10 @@ def gdn(verify: Callable[..., torch.Tensor], **where: object) -> None:
     verify(**inputs, A_log=empty(HV), dt_bias=empty(HV), scale=1.0, **where)
 
 
+def by_substitution() -> verify_replay.VerifyConfig:
+    return verify_replay.default_config(nodes=NODES, values=V, exact=False, fold_threshold=THRESHOLD, heads=BATCH * HV)
+
+
 def gdn_slots() -> None:
     inputs = {"k": empty(BATCH * NODES, H, K), "v": empty(BATCH * NODES, HV, V)}
     gdn(verify_slots.gdn_verify_slots, states=states(), nodes=nodes(), **inputs)
@@ -92,9 +96,15 @@ def gdn_fold() -> None:
 LAUNCHES = {
     "gdn_verify": (
         verify_replay,
-        ("prepare_kernel", "_verify_kernel"),
+        ("prepare_products_kernel", "_verify_kernel"),
         lambda: gdn(verify_replay.gdn_verify, states=states(), rows=rows(), window=window()),
-        [BATCH * HV, BATCH * HV],  # a head's values in one program
+        [BATCH * HV, BATCH * HV],  # queries and folds of two heads a program each; a head's values in one program
+    ),
+    "gdn_verify by substitution": (
+        verify_replay,
+        ("prepare_kernel", "_verify_kernel"),
+        lambda: gdn(verify_replay.gdn_verify, states=states(), rows=rows(), window=window(), config=by_substitution()),
+        [BATCH * HV, BATCH * HV],
     ),
     "gdn_verify_slots": (
         verify_slots,
