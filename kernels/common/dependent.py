@@ -11,17 +11,16 @@ two has ended; and verify, which waits for both, looks until then at nothing tha
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 
+from .device import compute_capability
 
-@functools.cache
+
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether the device has programmatic dependent launch: NVIDIA GPUs from Hopper on."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return compute_capability(device) >= (9, 0)
 
 
 @triton.jit

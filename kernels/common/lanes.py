@@ -128,7 +128,7 @@ def pair_rounded(even, odd, NATIVE: tl.constexpr):
 @triton.jit
 def without_cut(x):
     """What `pair_cut` cuts off of x."""
-    return x - (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return x - odd_of(x.to(tl.int32, bitcast=True))
 
 
 @triton.jit

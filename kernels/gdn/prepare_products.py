@@ -18,12 +18,11 @@ first. So all of them are at work while the others find nothing to do.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 
+from ..common.device import compute_capability
 from ..common.elementary import exp_rn
 from ..common.lanes import (
     LANES,
@@ -64,12 +63,6 @@ MOST_NODES = 8
 MOST_PENDING = 16
 
 
-@functools.cache
-def _has_products(device: torch.device) -> bool:
-    """Whether the device has the instructions of common/lanes.py."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def small_enough(nodes: int, fold_threshold: int) -> bool:
     """Whether drafts and windows are those that prepare_products_kernel is for."""
     return nodes <= MOST_NODES and fold_threshold <= MOST_PENDING
@@ -87,7 +80,7 @@ def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
         and q.dtype == k.dtype == torch.bfloat16
         and q.shape[-1] in (32, 64, 96, 128)
         and all(number % 8 == 0 for number in aligned)
-        and (q.device.type != "cuda" or _has_products(q.device))
+        and (q.device.type != "cuda" or compute_capability(q.device) >= (8, 0))
     )
 
 
@@ -333,6 +326,7 @@ def prepare_products_kernel(
     """
     GROUP: tl.constexpr = HV // H
     PAIRS: tl.constexpr = (GROUP + 1) // 2
+    tl.static_assert(FOLD_STEPS == 1)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     folds = tl.program_id(1) == 1
@@ -364,7 +358,7 @@ def prepare_products_kernel(
     if folds:
         _, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
         windows = (window_k, window_g, window_beta, stride_wk, stride_gate)
-        to = fold_factors + state * (FOLD_STEPS * STEP_FLOATS)
+        to = fold_factors + state * STEP_FLOATS
         _fold_program(windows, second, order, folding, to, K, PARTS, PART, NATIVE, OVERLAP)
     else:
         # looked up at once, before it is known which entries are asked for

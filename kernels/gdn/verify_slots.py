@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.device import compute_capability
 from ..common.grid import launch_grid
 from ..common.operands import NodeSlots, States
 from ..common.tile import IS_KV, load_state, store_state
@@ -207,7 +208,7 @@ def gdn_verify_slots(
         return out
     either = states.axis_order is not None
     if config is None:
-        hopper = q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device)[0] == 9
+        hopper = compute_capability(q.device)[0] == 9
         config = default_config(batch=batch, dims=(dim_k, dim_v), either=either, hopper=hopper, sglang=sglang)
     constants = constants_for(
         config, heads=(heads_k, heads_v), dims=(dim_k, dim_v), tree=parents is not None, either=either

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .helpers import run_compiling
 
 
-def test_nothing_is_written_and_nobody_let_go_before_the_kernel_before_has_ended():
+def test_nothing_is_written_before_the_kernel_before_has_ended():
     run = run_compiling(f"{__package__}.dependent_ptx")
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
     prepare, products, two_blocks, verify, convolution = (line.split(";") for line in run.stdout.splitlines())
