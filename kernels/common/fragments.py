@@ -96,7 +96,7 @@ def in_product_order(x, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def rows_in_product_order(x, CHUNK: tl.constexpr):
+def _rows_in_product_order(x, CHUNK: tl.constexpr):
     """x [PART, M] with its rows renamed as as_left names columns."""
     PART: tl.constexpr = x.shape[0]
     COLUMNS: tl.constexpr = x.shape[1]
@@ -105,19 +105,54 @@ def rows_in_product_order(x, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _load_rows(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """load_in_product_order by the tile, where 16 bytes are a lane's columns of a chunk: as a state's rows are dealt
+    out, a lane then has what it gives to a product."""
+    position, live, first = at
+    column = first + tile_column(PART, CHUNK)
+    x = tl.load(
+        rows_at + (per_row(position * stride) + per_column(column)),
+        mask=per_row(live) & per_column(inside(column, SIZE, SIZE % PART == 0)),
+        other=0.0,
+    )
+    if ROW_AXIS == 1:
+        x = tl.permute(x, (1, 0, 2))
+    return in_product_order(tl.reshape(x, [position.shape[0], PART]), CHUNK)
+
+
+@triton.jit
 def load_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
     """[M, PART] of the rows of SIZE at rows_at + position * stride, columns renamed; zeros where nothing is.
 
     at: the M rows' positions, which of them are there, and the first column.
     """
-    position, live, first = at
-    column = first + tl.arange(0, PART)
-    x = tl.load(
-        rows_at + position[:, None] * stride + column[None, :],
-        mask=live[:, None] & inside(column, SIZE, SIZE % PART == 0)[None, :],
-        other=0.0,
-    )
-    return in_product_order(x, CHUNK)
+    if PART > CHUNK and CHUNK * rows_at.dtype.element_ty.primitive_bitwidth == 4 * 128:
+        return _load_rows(rows_at, stride, at, SIZE, PART, CHUNK)
+    else:
+        position, live, first = at
+        column = first + tl.arange(0, PART)
+        x = tl.load(
+            rows_at + position[:, None] * stride + column[None, :],
+            mask=live[:, None] & inside(column, SIZE, SIZE % PART == 0)[None, :],
+            other=0.0,
+        )
+        return in_product_order(x, CHUNK)
+
+
+@triton.jit
+def load_right_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """The same as [PART, M]. (Triton 3.8 passes what is turned after such a load through shared memory.)"""
+    if PART > CHUNK and CHUNK * rows_at.dtype.element_ty.primitive_bitwidth == 4 * 128:
+        return tl.trans(_load_rows(rows_at, stride, at, SIZE, PART, CHUNK))
+    else:
+        position, live, first = at
+        column = first + tl.arange(0, PART)
+        x = tl.load(
+            rows_at + position[None, :] * stride + column[:, None],
+            mask=live[None, :] & inside(column, SIZE, SIZE % PART == 0)[:, None],
+            other=0.0,
+        )
+        return _rows_in_product_order(x, CHUNK)
 
 
 @triton.jit

@@ -30,10 +30,10 @@ from ..common.fragments import (
     addends,
     as_left,
     inside,
+    load_right_in_product_order,
     multiply,
     per_column,
     per_row,
-    rows_in_product_order,
     state_addends,
     tile_column,
     tile_row,
@@ -63,14 +63,12 @@ def _prepared(
     x_head = carried + head.to(tl.int64) * (N * K)
     queries = ()
     for part in tl.static_range(PARTS):
-        column = part * PART + tl.arange(0, PART)
-        at = x_head + node_i[None, :] * K + column[:, None]
-        mask = is_i[None, :] & inside(column, K, K % PART == 0)[:, None]
-        x = rows_in_product_order(tl.load(at, mask=mask, other=0.0), CHUNK)
+        at = (node_i, is_i, part * PART)
+        x = load_right_in_product_order(x_head, K, at, K, PART, CHUNK)
         if SPLIT:
             # carried holds the high halves of all rows, then the low ones
-            low_at = at + tl.num_programs(0).to(tl.int64) * (N * K)
-            low = rows_in_product_order(tl.load(low_at, mask=mask, other=0.0), CHUNK)
+            low_head = x_head + tl.num_programs(0).to(tl.int64) * (N * K)
+            low = load_right_in_product_order(low_head, K, at, K, PART, CHUNK)
             queries = queries + ((low, x),)  # noqa: RUF005
         else:
             queries = queries + ((x,),)  # noqa: RUF005
@@ -160,13 +158,14 @@ def _stream(
             at, mask = _pointers(state_head, tile_v, tile_k, tile_inside, K, V, PART, LIES_KV)
             tiles = tiles + (tl.load(at, mask=mask, other=0.0),)  # noqa: RUF005
         if FOLDS:
-            tiles = _in_float32(tiles)
             if FOLD_STEPS == 1:
+                # (as they lie: states of 16 bits are exact factors)
                 tiles = _fold_step(
                     tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
                     CHUNK, WARPS, NATIVE,
                 )  # fmt: skip
             else:
+                tiles = _in_float32(tiles)
                 for start in tl.range(0, folding, TOKENS, num_stages=1):
                     at_step, live = step_tokens(start, folding, order)
                     keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)

@@ -41,11 +41,11 @@ from ..common.fragments import (
     chunk_of,
     inside,
     load_in_product_order,
+    load_right_in_product_order,
     multiply,
     multiply_add,
     per_column,
     per_row,
-    rows_in_product_order,
     state_addends,
     tile_column,
     tile_row,
@@ -285,14 +285,9 @@ def _mamba2_verify_kernel(
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
     C_parts = ()  # [PART, node_i] each
     for part in tl.static_range(PARTS):
-        column = part * PART + tl.arange(0, PART)
-        column_inside = inside(column, DSTATE, DSTATE % PART == 0)
-        C_part = tl.load(
-            C + (b * N + node_i)[None, :] * stride_C + group * DSTATE + column[:, None],
-            mask=is_i[None, :] & column_inside[:, None],
-            other=0.0,
-        )
-        C_parts = C_parts + (rows_in_product_order(C_part, CHUNK),)  # noqa: RUF005
+        at = (b * N + node_i, is_i, part * PART)
+        C_part = load_right_in_product_order(C + group * DSTATE, stride_C, at, DSTATE, PART, CHUNK)
+        C_parts = C_parts + (C_part,)  # noqa: RUF005
 
     inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
     place = (checkpoint_head, first_block, is_kv)
@@ -362,8 +357,8 @@ def constants_for(
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
     block_t, more = token_tiles(fold_threshold, nodes, dstate)
-    # beside a second tile of tokens the products of states of 16 bits take less at a time
-    part = min(PART // 2 if more and state.itemsize == 2 else PART, block_s)
+    # states of 16 bits: a chunk, of which a lane has what it loads of C at once
+    part = min(PART // 2 if state.itemsize == 2 else PART, block_s)
     return {
         "N": nodes,
         "CAPACITY": capacity,
