@@ -11,6 +11,7 @@ from ..common.fragments import chunk_of
 from ..common.lanes import LANES
 from .fold import PART
 from .fold_tile import TOKENS
+from .prepare_products import heads_a_program
 
 FEW_HEADS = 512  # below this many states, a block of values a program
 MANY_HEADS = 2048  # from this many on a program is one warp: eight of them a multiprocessor, twice over
@@ -54,6 +55,16 @@ class VerifyConfig:
     group: int = 2
 
 
+def _prepare_registers(nodes: int, products: bool, crowded: bool) -> int | None:
+    """So that a multiprocessor has room for 16, 12 or 10 programs of the first kernel: with fewer, some would wait for
+    others."""
+    if products and nodes > 8:
+        return 128 if crowded else 200
+    if nodes > 4 and (nodes <= 8 or crowded):
+        return 168 if products else 128
+    return None
+
+
 def default_config(
     *,
     nodes: int,
@@ -79,7 +90,6 @@ def default_config(
     block_v = 32 if once and not alone else 16
     # one warp a head issues a third less, and waits for nobody; where heads are few, two are done sooner
     slim = nodes <= (16 if many else 8)
-    # a token at a time takes fewer registers: 16 of them then fit on a multiprocessor
     crowded = slim and nodes > 8 and heads > ONE_WAVE
     return VerifyConfig(
         block_v=block_v,
@@ -87,8 +97,7 @@ def default_config(
         num_warps=1 if alone else warps,
         products=products,
         prepare_warps=1 if slim or products else 2,
-        # a multiprocessor then has room for 16 of them, or 12: more, and some would wait for the others
-        prepare_registers=(168 if products else 128) if 4 < nodes <= 8 or crowded else None,
+        prepare_registers=_prepare_registers(nodes, products, crowded),
         # of states of 16 bits one block more has to be on its way, and for small drafts there is room for it
         num_stages=(3 if once and (nodes <= 8 or narrow) else 2) if many else 1,
         fold_stages=2 if many else 1,
@@ -96,6 +105,7 @@ def default_config(
         overlap=overlap,
         # smaller drafts take half a microsecond to two more: their first kernel is one wave of programs
         apart=not slim,
+        # a token at a time takes fewer registers
         group=1 if crowded else 2,
     )
 
@@ -128,7 +138,10 @@ def constants_for(
         "NATIVE": not triton.knobs.runtime.interpret,
     }  # fmt: skip
     if config.products:
-        prepare = {"PENDING": fold_threshold, "WORDS": triton.cdiv(capacity, LANES.value), "ADDENDS": 3}
+        prepare = {
+            "PENDING": fold_threshold, "WORDS": triton.cdiv(capacity, LANES.value), "HEADS": heads_a_program(nodes),
+            "ADDENDS": 3,
+        }  # fmt: skip
     else:
         prepare = {
             "BN": triton.next_power_of_2(nodes), "NC": padded_k // query_chunk, "KC": query_chunk,

@@ -1,4 +1,5 @@
-"""What prepare.py does for small drafts, by products on tensor cores: one warp for two value heads of a key head.
+"""What prepare.py does for up to 16 nodes, by products on tensor cores: one warp for two value heads of a key head, for
+one of drafts of more than eight nodes.
 
 With raw keys k_t, r_t = 1 / |k_t| and s_i = scale / |q_i|, prepare.py's substitution reads
     R_it = s_i q_i . k_t - sum_u z_iu k_u . k_t  (u newer than t, on node i's path),    z_it = beta_t r_t^2 R_it
@@ -9,8 +10,10 @@ with numbers. Both heads share all but beta and the decays.
 
 A token's key is in the hands of four lanes, and so is node i's row of R; what a token takes from older ones goes from
 lane to lane by shuffles, nothing through shared memory (substitution.py). Up to four nodes the rows of both heads are
-one block of eight, else a block a head. What hangs on pending tokens alone is asked for while the convolution still
-runs, and verify is let go at once: before it waits it looks at nothing that either of them writes.
+one block of eight, up to eight a block a head. More nodes are two blocks of rows; a warp's registers do not hold all
+keys then, which are loaded in pieces of 32 columns, for the sums and once more for x. What hangs on pending tokens
+alone is asked for while the convolution still runs, and verify is let go at once: before it waits it looks at nothing
+that either of them writes.
 
 Programs of their own make what folds need (fold_tile.py), in the order in which verify starts its rows: those that fold
 first. So all of them are at work while the others find nothing to do.
@@ -42,30 +45,29 @@ from ..common.lanes import (
 )
 from ..common.operands import FOLD_TOKENS
 from ..common.pending import pending_and_folding
+from .block_products import BLOCK, add_products, products_of
 from .fold_tile import STEP_FLOATS, key_products, step_factors, step_tokens, store_factors
 from .prepare import gates
 from .substitution import (
-    BLOCK,
     at_columns,
     decays_after,
     left_factors,
-    one_over_norms,
-    products_of_rows,
     solve,
     two_at_a_time,
-    with_older,
 )
 from .tiles import FACTORS
 from .window import GdnWindow
 
-# what has been measured: three blocks of keys, which a warp's registers hold
-MOST_NODES = 8
-MOST_PENDING = 16
+
+def heads_a_program(nodes: int) -> int:
+    """Value heads of a key head that a program of prepare_products_kernel has, or fewer where these are odd."""
+    return 2 if nodes <= BLOCK.value else 1
 
 
 def small_enough(nodes: int, fold_threshold: int) -> bool:
-    """Whether drafts and windows are those that prepare_products_kernel is for."""
-    return nodes <= MOST_NODES and fold_threshold <= MOST_PENDING
+    """Whether drafts and windows are those that prepare_products_kernel is for: a warp's registers hold what it has of
+    them."""
+    return fold_threshold <= (16 if nodes <= 8 else 24) and nodes <= 16
 
 
 def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
@@ -85,13 +87,17 @@ def can_take_products(q: torch.Tensor, window: GdnWindow, nodes: int) -> bool:
 
 
 @triton.jit
-def _load_row(row_at, live, K: tl.constexpr, NATIVE: tl.constexpr):
-    """K bf16 of each lane's row: pair 4 c + i of lane t is columns 32 c + 8 t + 2 i and the next."""
+def _load_rows(rows, first, COLUMNS: tl.constexpr, NATIVE: tl.constexpr):
+    """Of every block of rows, pointers and which are there, bf16 columns `first` on: pair 4 c + i of lane t is columns
+    32 c + 8 t + 2 i of them and the next."""
     _, t = row_and_column()
-    pairs = ()
-    for chunk in tl.static_range(K // 32):
-        pairs = pairs + load_pairs(row_at + (32 * chunk + 8 * t), live, NATIVE)
-    return pairs
+    blocks = ()
+    for i in tl.static_range(len(rows)):
+        pairs = ()
+        for chunk in tl.static_range(COLUMNS // 32):
+            pairs = pairs + load_pairs(rows[i][0] + (first + 32 * chunk + 8 * t), rows[i][1], NATIVE)
+        blocks = blocks + (pairs,)  # noqa: RUF005 (jit: no unpacking)
+    return blocks
 
 
 @triton.jit
@@ -155,92 +161,114 @@ def _queries_program(
     raw: a and b of the row, A_log, dt_bias and two strides.
     """
     BLOCKS: tl.constexpr = (PENDING + BLOCK - 1) // BLOCK  # of pending tokens
+    NODE_BLOCKS: tl.constexpr = (N + BLOCK - 1) // BLOCK
     HALF: tl.constexpr = BLOCK // 2
+    # what a warp's registers hold of all keys at once
+    COLUMNS: tl.constexpr = K if NODE_BLOCKS == 1 else 32
     a, b, A_log, dt_bias, stride_a, stride_b = raw
     window_k, window_g, window_beta, window_factors = window
     stride_q, stride_wk, stride_gate, stride_factors = strides
     before, kept = counts
     g, t = row_and_column()
-    # the node and the head of row g, in one block or in two
+    # the node and the head of row g: both heads in one block of rows, a block each, or one head's nodes in two
     if N <= HALF:
-        node = g % HALF
+        nodes = (g % HALF,)
         heads = (g // HALF * second,)
-        lives = ((node < N) & (g // HALF <= second),)
-    else:
-        node = g
+        lives = ((nodes[0] < N) & (g // HALF <= second),)
+    elif N <= BLOCK:
+        nodes = (g, g)
         heads = (g * 0, g * 0 + second)
-        lives = (node < N, (node < N) & (second > 0))
+        lives = (g < N, (g < N) & (second > 0))
+    else:
+        nodes = (g, g + BLOCK)
+        heads = (g * 0, g * 0)
+        lives = (g < N, g + BLOCK < N)
 
     # what is there before the convolution has ended
-    keys = ()
+    rows = ()
     strengths = ()
     all_weights = ()
     decays = ()
     for block in tl.static_range(BLOCKS - 1, -1, -1):
         token0 = block * BLOCK
         at = _position(words, before - kept + token0 + g, NATIVE)
-        keys = keys + (_load_row(window_k + at.to(tl.int64) * stride_wk, token0 + g < kept, K, NATIVE),)  # noqa: RUF005 (jit: no unpacking)
+        rows = rows + ((window_k + at.to(tl.int64) * stride_wk, token0 + g < kept),)  # noqa: RUF005 (jit: no unpacking)
         its_strengths, its_weights, its_decays = _pending_factors(
             token0, at, kept, window_factors, stride_factors, heads, NATIVE
         )
         strengths = strengths + (its_strengths,)  # noqa: RUF005
         all_weights = all_weights + (its_weights,)  # noqa: RUF005
         decays = decays + (its_decays,)  # noqa: RUF005
-    # of nodes: lane 4 g + t works out the gates of node g and head t % 2
-    position = _position(words, before + g, NATIVE).to(tl.int64)
-    head = t % 2 * second
-    bits = tl.load(path + node, mask=node < N, other=0).to(tl.int32)
+    pending_keys = _load_rows(rows, 0, COLUMNS, NATIVE)
+    positions = ()
+    for block in tl.static_range(NODE_BLOCKS - 1, -1, -1):
+        positions = positions + (_position(words, before + block * BLOCK + g, NATIVE).to(tl.int64),)  # noqa: RUF005
+    # lane 4 g + t works out the gates of node g and head t % 2, or of node g or g + 8
+    if NODE_BLOCKS == 1:
+        own, head, position = g, t % 2 * second, positions[0]
+    else:
+        own, head = g + t % 2 * BLOCK, 0
+        position = tl.where(t % 2 == 0, positions[1], positions[0])
+    paths = ()
+    for half in tl.static_range(len(heads)):
+        paths = paths + (tl.load(path + nodes[half], mask=nodes[half] < N, other=0).to(tl.int32),)  # noqa: RUF005
     A, bias = tl.load(A_log + hv + head), tl.load(dt_bias + hv + head)
-    raw_a = tl.load(a + g * stride_a + head, mask=g < N, other=0)
-    raw_b = tl.load(b + g * stride_b + head, mask=g < N, other=0)
+    raw_a = tl.load(a + own * stride_a + head, mask=own < N, other=0)
+    raw_b = tl.load(b + own * stride_b + head, mask=own < N, other=0)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
 
-    query = _load_row(q + node * stride_q, node < N, K, NATIVE)
-    node_keys = _load_row(window_k + position * stride_wk, g < N, K, NATIVE)
+    query_rows = ()
+    for half in tl.static_range(NODE_BLOCKS):
+        query_rows = query_rows + ((q + nodes[half] * stride_q, nodes[half] < N),)  # noqa: RUF005
+    node_rows = ()
+    for i in tl.static_range(NODE_BLOCKS):
+        live = (NODE_BLOCKS - 1 - i) * BLOCK + g < N
+        node_rows = node_rows + ((window_k + positions[i] * stride_wk, live),)  # noqa: RUF005
+    queries = _load_rows(query_rows, 0, COLUMNS, NATIVE)
+    keys = _load_rows(node_rows, 0, COLUMNS, NATIVE) + pending_keys
+    rows = node_rows + rows
     # while they are on their way
     log_decay, beta = gates(raw_a, raw_b, A, bias)
     decay = exp_rn(log_decay)
-    on = ()
-    for odd in tl.static_range(2):
-        column = 2 * t + odd
-        on = on + (((node == column) | (((bits >> column) & 1) != 0)) & (node < N),)  # noqa: RUF005
     betas = ()
     node_decays = ()
-    for half in tl.static_range(len(heads)):
-        its_betas, its_decays = at_columns(beta, heads[half], NATIVE), at_columns(decay, heads[half], NATIVE)
-        for odd in tl.static_range(2):
-            betas = betas + (tl.where(on[odd], its_betas[odd], 0.0),)  # noqa: RUF005
-            node_decays = node_decays + (tl.where(on[odd], its_decays[odd], 1.0),)  # noqa: RUF005
-    d, of_path = decays_after((node_decays,) + decays, NATIVE)  # noqa: RUF005
-    pending_products = ()
-    for row in tl.static_range(BLOCKS):
-        of_row = ()
-        for column in tl.static_range(row, BLOCKS):
-            found = products_of_rows(keys[row], keys[row], keys[column], NATIVE)
-            of_row = of_row + (with_older(found[0], found[1]) if row == column else (found[0], found[1]),)  # noqa: RUF005
-        pending_products = pending_products + (of_row,)  # noqa: RUF005
+    for block in tl.static_range(NODE_BLOCKS - 1, -1, -1):
+        of_block = ()
+        decays_of_block = ()
+        for half in tl.static_range(len(heads)):
+            lane = heads[half] if NODE_BLOCKS == 1 else block
+            its_betas, its_decays = at_columns(beta, lane, NATIVE), at_columns(decay, lane, NATIVE)
+            for odd in tl.static_range(2):
+                column = block * BLOCK + 2 * t + odd
+                on = ((nodes[half] == column) | (((paths[half] >> column) & 1) != 0)) & (nodes[half] < N)
+                of_block = of_block + (tl.where(on, its_betas[odd], 0.0),)  # noqa: RUF005
+                decays_of_block = decays_of_block + (tl.where(on, its_decays[odd], 1.0),)  # noqa: RUF005
+        betas = betas + (of_block,)  # noqa: RUF005
+        node_decays = node_decays + (decays_of_block,)  # noqa: RUF005
+    d, of_path = decays_after(node_decays + decays, NATIVE)
 
-    keys = (node_keys,) + keys  # noqa: RUF005
-    square = products_of_rows(query, query, query, NATIVE)
-    s = scale * one_over_norms(square[0], square[1], NATIVE)
+    sums = add_products((), queries, keys, NODE_BLOCKS, NATIVE)
+    for first in tl.static_range(COLUMNS, K, COLUMNS):
+        queries = _load_rows(query_rows, first, COLUMNS, NATIVE)
+        keys = _load_rows(rows, first, COLUMNS, NATIVE)
+        sums = add_products(sums, queries, keys, NODE_BLOCKS, NATIVE)
+    norms, of_queries, rnorms, products = products_of(sums, NODE_BLOCKS, NODE_BLOCKS + BLOCKS, NATIVE)
+    scales = ()
+    for half in tl.static_range(len(heads)):
+        scales = scales + (scale * norms[half],)  # noqa: RUF005
     residuals = ()
-    products = ()
-    for column in tl.static_range(1 + BLOCKS):
-        # of queries, and below them of the nodes' keys
-        found = products_of_rows(query, node_keys, keys[column], NATIVE)
-        if column == 0:
-            rnorm = one_over_norms(found[2], found[3], NATIVE)
-            products = products + (with_older(found[2], found[3]),)  # noqa: RUF005
-        else:
-            products = products + ((found[2], found[3]),)  # noqa: RUF005
+    for i in tl.static_range(NODE_BLOCKS + BLOCKS):
         residual = ()
-        for _ in tl.static_range(len(heads)):
-            residual = residual + (s * found[0], s * found[1])  # noqa: RUF005
+        for of in tl.static_range(2 * len(heads)):
+            residual = residual + (scales[of // 2] * of_queries[i][of],)  # noqa: RUF005
         residuals = residuals + (residual,)  # noqa: RUF005
 
     # what later verifies take of these nodes as they are
-    appends = (g < N) & (t <= second)
+    if NODE_BLOCKS == 1:
+        appends, rnorm = (g < N) & (t <= second), rnorms[0]
+    else:
+        appends, rnorm = (own < N) & (t < 2), tl.where(t % 2 == 0, rnorms[1], rnorms[0])
     store(window_g + (position * stride_gate + head), log_decay, appends, NATIVE)
     store(window_beta + (position * stride_gate + head), beta, appends, NATIVE)
     to = window_factors + (position * stride_factors + head * FACTORS)
@@ -248,43 +276,59 @@ def _queries_program(
     store(to + 1, rnorm, appends, NATIVE)
     store(to + 2, beta * rnorm, appends, NATIVE)
 
-    r = at_columns(rnorm, 0, NATIVE)
     node_strengths = ()
     node_weights = ()
-    for of in tl.static_range(2 * len(heads)):
-        node_strengths = node_strengths + (betas[of] * r[of % 2],)  # noqa: RUF005
-        node_weights = node_weights + (betas[of] * r[of % 2] * r[of % 2],)  # noqa: RUF005
-    strengths = (node_strengths,) + strengths  # noqa: RUF005
-    all_weights = (node_weights,) + all_weights  # noqa: RUF005
-    solved = solve(residuals, all_weights, (products,) + pending_products, N, PENDING, NATIVE)  # noqa: RUF005
+    for i in tl.static_range(NODE_BLOCKS):
+        r = at_columns(rnorms[i], 0, NATIVE)
+        its_strengths = ()
+        its_weights = ()
+        for of in tl.static_range(2 * len(heads)):
+            its_strengths = its_strengths + (betas[i][of] * r[of % 2],)  # noqa: RUF005
+            its_weights = its_weights + (betas[i][of] * r[of % 2] * r[of % 2],)  # noqa: RUF005
+        node_strengths = node_strengths + (its_strengths,)  # noqa: RUF005
+        node_weights = node_weights + (its_weights,)  # noqa: RUF005
+    strengths = node_strengths + strengths
+    all_weights = node_weights + all_weights
+    solved = solve(residuals, all_weights, products, NODE_BLOCKS, N, PENDING, NATIVE)
 
     taken = ()
-    for i in tl.static_range(1 + BLOCKS):
+    for i in tl.static_range(NODE_BLOCKS + BLOCKS):
         # the pending tokens' rows of y, then the nodes'
-        column = 2 * t if i == 0 else (BLOCKS - i) * BLOCK + 2 * t
-        count = N if i == 0 else kept
-        to = weights + ((kept + column if i == 0 else column) * N + node)
+        if i < NODE_BLOCKS:
+            column = (NODE_BLOCKS - 1 - i) * BLOCK + 2 * t
+            count = N
+            row = kept + column
+        else:
+            column = (NODE_BLOCKS + BLOCKS - 1 - i) * BLOCK + 2 * t
+            count = kept
+            row = column
         z = ()
         for half in tl.static_range(len(heads)):
+            to = weights + (row * N + nodes[half] + heads[half] * (BT * N))
             for odd in tl.static_range(2):
                 R = solved[i][2 * half + odd]
                 y = R * (strengths[i][2 * half + odd] * d[i][2 * half + odd])
-                store(to + (heads[half] * (BT * N) + odd * N), y, lives[half] & (column + odd < count), NATIVE)
+                store(to + odd * N, y, lives[half] & (column + odd < count), NATIVE)
                 z = z + (-R * all_weights[i][2 * half + odd] * of_path[half],)  # noqa: RUF005
         taken = taken + (z,)  # noqa: RUF005
     factors = left_factors(taken, ADDENDS, NATIVE)
-    blocks = two_at_a_time(keys)
     to, low_halves = carried
-    to += node * K + 8 * t
+    to += 8 * t
     for chunk in tl.static_range(K // 32):
+        if COLUMNS < K:
+            # once more, now from the cache
+            queries = _load_rows(query_rows, 32 * chunk, COLUMNS, NATIVE)
+            keys = _load_rows(rows, 32 * chunk, COLUMNS, NATIVE)
+        blocks = two_at_a_time(keys)
         high = ((), ())
         low = ((), ())
-        for i in tl.static_range(4 * chunk, 4 * chunk + 4):
+        for i in tl.static_range(0 if COLUMNS < K else 4 * chunk, 4 if COLUMNS < K else 4 * chunk + 4):
             x = ()
             for half in tl.static_range(2):
                 if half < len(heads):
-                    of_node = s * of_path[half]
-                    x = x + (of_node * even_of(query[i]), of_node * odd_of(query[i]))  # noqa: RUF005
+                    of_node = scales[half] * of_path[half]
+                    pair = queries[half * (NODE_BLOCKS - 1)][i]
+                    x = x + (of_node * even_of(pair), of_node * odd_of(pair))  # noqa: RUF005
                 else:
                     x = x + (tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32))  # noqa: RUF005
             turned = ()
@@ -304,7 +348,7 @@ def _queries_program(
                 lows = lows + (low[half] + (pair_rounded(without_cut(even), without_cut(odd), NATIVE),),)  # noqa: RUF005
             high, low = highs, lows
         for half in tl.static_range(len(heads)):
-            at = to + (heads[half] * (N * K) + 32 * chunk)
+            at = to + ((heads[half] * N + nodes[half]) * K + 32 * chunk)
             store_pairs(at, high[half], lives[half], NATIVE)
             store_pairs(at + low_halves, low[half], lives[half], NATIVE)
 
@@ -317,30 +361,30 @@ def prepare_products_kernel(
     stride_q, stride_a, stride_b, stride_ancestors, stride_wk_row, stride_wk, stride_gate_row, stride_gate,
     stride_factors_row, stride_factors,
     N: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, PENDING: tl.constexpr,
-    WORDS: tl.constexpr, ADDENDS: tl.constexpr, FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
+    WORDS: tl.constexpr, HEADS: tl.constexpr, ADDENDS: tl.constexpr, FOLD_STEPS: tl.constexpr, PARTS: tl.constexpr,
+    PART: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """prepare_kernel with SPLIT and one step a fold, for up to PENDING tokens that stay pending.
 
-    Programs along the first axis: a pair of value heads of a row each. Along the second: their queries, their folds.
+    Programs along the first axis: HEADS value heads of a row each. Along the second: their queries, their folds.
     """
     GROUP: tl.constexpr = HV // H
-    PAIRS: tl.constexpr = (GROUP + 1) // 2
+    PROGRAMS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # of a key head
     tl.static_assert(FOLD_STEPS == 1)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     folds = tl.program_id(1) == 1
-    batch_row = tl.program_id(0) // (H * PAIRS)
+    batch_row = tl.program_id(0) // (H * PROGRAMS)
     if schedule is not None:  # noqa: SIM102 (known when compiled)
         if folds:
             batch_row = tl.load(schedule + batch_row)
     batch_row = batch_row.to(tl.int64)
-    h = tl.program_id(0) // PAIRS % H
-    pair = tl.program_id(0) % PAIRS
-    hv = h * GROUP + 2 * pair
-    second = 1
-    if GROUP % 2 == 1:
-        second = tl.where(2 * pair + 1 < GROUP, 1, 0)
+    h = tl.program_id(0) // PROGRAMS % H
+    first_of_group = tl.program_id(0) % PROGRAMS * HEADS
+    hv = h * GROUP + first_of_group
+    second = HEADS - 1
+    if GROUP % HEADS == 1:
+        second = tl.where(first_of_group + 1 < GROUP, 1, 0)
     slot = tl.load(slots + batch_row).to(tl.int64)
     row = tl.load(rows + batch_row).to(tl.int64)
     # (no row is negative: asked, so that both loads are on their way at once)
@@ -370,7 +414,7 @@ def prepare_products_kernel(
         before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
         first = batch_row * N
         raw = (a + first * stride_a + hv, b + first * stride_b + hv, A_log, dt_bias, stride_a, stride_b)
-        halves = (carried + state * (N * K), tl.num_programs(0).to(tl.int64) // (H * PAIRS) * (HV * N * K))
+        halves = (carried + state * (N * K), tl.num_programs(0).to(tl.int64) // (H * PROGRAMS) * (HV * N * K))
         _queries_program(
             q + first * stride_q + h * K, raw, scale, hv, second,
             (window_k, window_g, window_beta, window_factors),

@@ -1,9 +1,7 @@
 """Pieces of prepare_products.py: what it works out of products of keys, in a warp's lanes (jit helpers only).
 
-Tokens stand in blocks of eight, the newest first: the nodes, then the pending tokens. A *block of rows* is a matrix of
-8 x 8 as common/lanes.py lays it out, (even, odd) columns: row g a node or a token, columns the tokens of a block. Of
-what differs by head there are one or two such matrices, one after the other in a tuple: the rows of one head and of the
-other, or both heads' nodes in one.
+Tokens, blocks and matrices are those of block_products.py. Of what differs by head there are one or two matrices, one
+after the other in a tuple: the rows of one head and of the other, both heads' nodes in one, or one head's in two.
 """
 
 from __future__ import annotations
@@ -11,38 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.lanes import LANES, from_lane, mma, pair_cut, pair_rounded, row_and_column, without_cut
-from .tiles import one_over_root
-
-BLOCK = tl.constexpr(8)
-
-
-@triton.jit
-def products_of_rows(upper, lower, right, NATIVE: tl.constexpr):
-    """Of the rows of upper and of lower with those of right, all of them in pairs of bf16: as mma gives them."""
-    zero = tl.zeros([LANES], tl.float32)
-    first = (zero, zero, zero, zero)
-    second = (zero, zero, zero, zero)
-    for i in tl.static_range(0, len(right), 4):
-        left = (upper[i], lower[i], upper[i + 1], lower[i + 1])
-        first = mma(left, (right[i], right[i + 1]), first, NATIVE)
-        left = (upper[i + 2], lower[i + 2], upper[i + 3], lower[i + 3])
-        second = mma(left, (right[i + 2], right[i + 3]), second, NATIVE)
-    return (first[0] + second[0], first[1] + second[1], first[2] + second[2], first[3] + second[3])
-
-
-@triton.jit
-def with_older(even, odd):
-    """Of a block's products with itself, those of a token with older ones; zeros for the others."""
-    g, t = row_and_column()
-    return (tl.where(2 * t < g, even, 0.0), tl.where(2 * t + 1 < g, odd, 0.0))
-
-
-@triton.jit
-def one_over_norms(even, odd, NATIVE: tl.constexpr):
-    """1 / |row g| of a block's products with itself."""
-    g, _ = row_and_column()
-    return one_over_root(from_lane(tl.where(g % 2 == 0, even, odd), g * 4 + g // 2, NATIVE) + 1e-6)
+from ..common.lanes import LANES, from_lane, pair_cut, pair_rounded, row_and_column, without_cut
+from .block_products import BLOCK
 
 
 @triton.jit
@@ -108,8 +76,11 @@ def _take(rest, weights, products, j: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def solve(residuals, weights, products, NODES: tl.constexpr, PENDING: tl.constexpr, NATIVE: tl.constexpr):
-    """R of all tokens, from s q . k of all.
+def solve(
+    residuals, weights, products, NODE_BLOCKS: tl.constexpr, NODES: tl.constexpr, PENDING: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """R of all tokens, from s q . k of all. Blocks of nodes come first, the others are pending tokens'.
 
     weights: beta r^2 of all tokens, zero off a node's path. products: of every block's keys with those of itself and of
     the older ones.
@@ -119,8 +90,8 @@ def solve(residuals, weights, products, NODES: tl.constexpr, PENDING: tl.constex
     for i in tl.static_range(len(residuals)):
         for j in tl.static_range(BLOCK - 1, -1, -1):
             # beyond the last node, and beyond the most that may stay pending, there is no token
-            if i == 0:
-                if j < NODES:
+            if i < NODE_BLOCKS:
+                if (NODE_BLOCKS - 1 - i) * BLOCK + j < NODES:
                     rest = _take(rest, weights[i], products[i], j, NATIVE)
             elif (len(residuals) - 1 - i) * BLOCK + j < PENDING:
                 rest = _take(rest, weights[i], products[i], j, NATIVE)

@@ -385,8 +385,8 @@ def gdn_verify(
         "launch_pdl": config.overlap and after_convolution, "enable_fp_fusion": may_fuse(dim_k),
     }  # fmt: skip
     if config.products:
-        pairs = heads_k * triton.cdiv(heads_v // heads_k, 2)
-        prepare_products_kernel[launch_grid(batch * pairs, 2)](
+        programs = heads_k * triton.cdiv(heads_v // heads_k, prepare["HEADS"])
+        prepare_products_kernel[launch_grid(batch * programs, 2)](
             schedule=rows.schedule, **arguments, **prepare, **options
         )
     else:

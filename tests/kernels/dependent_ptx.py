@@ -107,6 +107,7 @@ def main() -> int:
         "prepare": (gdn(False, 0), looks_up),
         "prepare by products": (gdn(True, 0), looks_up | {"launch_dependents"}),
         "prepare by products, two blocks": (gdn(True, 0, nodes=8), looks_up | {"launch_dependents"}),
+        "prepare by products, in pieces": (gdn(True, 0, nodes=16), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
         "convolution": (convolve(), set()),
     }

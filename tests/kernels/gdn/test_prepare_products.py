@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ def taken(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("nodes", range(1, 9))
+@pytest.mark.parametrize("nodes", [*range(1, 9), 9, 12, 15, 16])
 def test_nodes(nodes: int, tree: bool, device: torch.device) -> None:
     case = small_case(nodes, tree=tree, seed=nodes, device=device)
     assert taken(case)
@@ -38,7 +39,7 @@ def test_nodes(nodes: int, tree: bool, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("H", "HV"), [(1, 1), (2, 2), (1, 3), (2, 4), (1, 4), (1, 5)])
-@pytest.mark.parametrize("nodes", [3, 6])
+@pytest.mark.parametrize("nodes", [3, 6, 10])
 def test_head_groups(nodes: int, H: int, HV: int, device: torch.device) -> None:
     case = small_case(nodes, H=H, HV=HV, device=device)
     assert taken(case)
@@ -46,14 +47,16 @@ def test_head_groups(nodes: int, H: int, HV: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("K", [32, 64, 96, 128])
-def test_key_sizes(K: int, device: torch.device) -> None:
-    case = small_case(5, K=K, device=device)
+@pytest.mark.parametrize("nodes", [5, 11])
+def test_key_sizes(nodes: int, K: int, device: torch.device) -> None:
+    case = small_case(nodes, K=K, device=device)
     assert taken(case)
     check_verify(case, VERIFY)
 
 
-@pytest.mark.parametrize("fold_threshold", [0, 7, 8, 16])
-@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize(
+    ("nodes", "fold_threshold"), [*itertools.product([4, 8], [0, 7, 8, 16]), (9, 0), (10, 17), (16, 20), (16, 24)]
+)
 def test_windows(nodes: int, fold_threshold: int, device: torch.device) -> None:
     """Every number of pending tokens that rows of such a window may have."""
     pending = [*range(fold_threshold + nodes + 1)]
@@ -110,6 +113,9 @@ def first_half(case: Case, monkeypatch: pytest.MonkeyPatch, products: bool) -> t
         (1, {"HV": 1, "pending": [16, 5, 0, 17]}),
         (5, {"HV": 5, "fold_threshold": 7, "pending": [7, 1, 0, 9]}),
         (2, {"fold_threshold": 0, "pending": [0, 2, 0, 1]}),
+        (16, {"K": 128, "fold_threshold": 20, "pending": [20, 5, 0, 25]}),
+        (9, {"H": 2, "HV": 6, "K": 64, "fold_threshold": 24, "pending": [24, 5, 0, 31]}),
+        (13, {"K": 96, "tree": False}),
     ],
     ids=str,
 )
@@ -186,7 +192,7 @@ def test_dtypes_beside_it(index_dtype: torch.dtype, device: torch.device) -> Non
     check_verify(case, VERIFY)
 
 
-@pytest.mark.parametrize("nodes", [3, 7])
+@pytest.mark.parametrize("nodes", [3, 7, 12])
 def test_order_of_programs_changes_no_bits(nodes: int, device: torch.device) -> None:
     case = small_case(nodes, H=2, HV=6, pending=[3, 15, 0, 13], device=device)
     plain, ordered = case.clone(), case.clone()
@@ -199,13 +205,13 @@ def test_order_of_programs_changes_no_bits(nodes: int, device: torch.device) -> 
 def test_what_it_is_not_for(device: torch.device) -> None:
     """Those take prepare.py, and are right too."""
     for changes in (
-        {"nodes": 9}, {"fold_threshold": 17}, {"dtype": torch.float16}, {"dtype": torch.float32}, {"K": 48}, {"K": 160},
-        {"fold_threshold": 12, "nodes": 4, "K": 36},
+        {"nodes": 17}, {"nodes": 16, "fold_threshold": 25}, {"fold_threshold": 17}, {"dtype": torch.float16},
+        {"dtype": torch.float32}, {"K": 48}, {"K": 160}, {"fold_threshold": 12, "nodes": 4, "K": 36},
     ):  # fmt: skip
         case = small_case(**{"nodes": 4, "device": device, **changes})
         assert not taken(case), changes
         check_verify(case, VERIFY)
-    # a fold of two steps: what a window for more than 16 nodes takes
+    # a fold of two steps, which a window for more than 16 nodes takes
     case = small_case(20, pending=[3, 12, 0, 30], device=device)
     assert not prepare_products.can_take_products(case.tensors["q"], case.window(), 5)
     # queries, and tokens of a window, that do not begin at multiples of 16 bytes
