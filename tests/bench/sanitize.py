@@ -55,7 +55,7 @@ LONG = re.compile(
     r"slots_real_sizes|settle_has|real_sizes(\[16|_around)|than_a_tile_of_tokens_at|model_shapes\[state_dtype1|axis_orders"
 )
 QUICK = (
-    r"gdn/test_gpu.py::test_real_sizes\[(4-chain-torch.float32|4-tree-torch.bfloat16|16-tree-torch.float32)\]",
+    r"gdn/test_gpu.py::test_real_sizes\[((4|8)-chain-torch.float32|4-tree-torch.bfloat16|16-tree-torch.float32)\]",
     r"gdn/test_gpu.py::test_real_sizes_around_half_a_tile\[torch.float32-2048",
     r"gdn/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads",
     r"gdn/test_gpu.py::test_slots_real_sizes\[(chain-torch.float32|tree-torch.bfloat16)\]",
