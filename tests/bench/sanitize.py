@@ -90,15 +90,17 @@ class Done(NamedTuple):
     ended: bool
 
 
-def wanted(ids: Sequence[str], *, quick: bool) -> list[str]:
-    """Node ids to run. Raises ValueError where a pattern of a quick run finds none."""
+def wanted(ids: Sequence[str], *, quick: bool, keyword: str | None = None) -> list[str]:
+    """Node ids to run, of those that `keyword` left. Raises ValueError where a pattern of a quick run finds none, or
+    with a keyword all of them do."""
     ids = [test for test in ids if not LEFT_OUT.search(test)]
     if not quick:
         return ids
-    for pattern in QUICK:
-        if not any(re.search(pattern, test) for test in ids):
-            raise ValueError(f"no test is {pattern}")
-    return [test for test in ids if any(re.search(pattern, test) for pattern in QUICK)]
+    found = {pattern: [test for test in ids if re.search(pattern, test)] for pattern in QUICK}
+    missing = [pattern for pattern, tests in found.items() if not tests]
+    if missing and not (keyword and len(missing) < len(QUICK)):
+        raise ValueError(f"no test of -k {keyword} is in a quick run" if keyword else f"no test is {missing[0]}")
+    return [test for test in ids if any(test in tests for tests in found.values())]
 
 
 def split(ids: Sequence[str], size: int) -> list[list[str]]:
@@ -249,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = (options.out or Path(tempfile.mkdtemp())).resolve()
     machine = Machine(folder, options.workers)
     try:
-        ids = wanted(machine.collect(options.keyword), quick=options.quick)
+        ids = wanted(machine.collect(options.keyword), quick=options.quick, keyword=options.keyword)
     except ValueError as error:
         sys.exit(f"sanitize.py: {error}")
     chunks = split(ids, options.chunk or (1 if options.quick else 24))

@@ -91,6 +91,11 @@ def test_what_is_left_out():
     assert sanitize.split([ids[0]] * 3 + [ids[-1]], 2) == [[ids[0]] * 2, [ids[0]], [ids[-1]]]
     with pytest.raises(ValueError, match="no test is"):
         sanitize.wanted(ids, quick=True)
+    # a keyword leaves some of a quick run's
+    real = "tests/kernels/gdn/test_gpu.py::test_real_sizes[8-chain-torch.float32]"
+    assert sanitize.wanted([*ids, real], quick=True, keyword="real_sizes") == [real]
+    with pytest.raises(ValueError, match="no test of -k graph is in a quick run"):
+        sanitize.wanted(ids, quick=True, keyword="graph")
 
 
 TESTS = """

@@ -55,6 +55,17 @@ def test_dtypes(which: str, dtype: torch.dtype, state_dtype: torch.dtype, device
     check_verify(case, implementation(which, device)[0])
 
 
+@pytest.mark.parametrize("K", [96, 128])
+@pytest.mark.parametrize("state_dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_states_of_16_bits_in_pieces(K: int, state_dtype: torch.dtype, device: torch.device) -> None:
+    """More columns than one product has: queries and keys are loaded as such states are."""
+    case = make_case(
+        batch=3, nodes=4, tree=True, H=1, HV=2, K=K, dtype=torch.bfloat16, state_dtype=state_dtype, pending=[0, 5, 9],
+        device=device,
+    )  # fmt: skip
+    check_verify(case, implementation("triton", device)[0])
+
+
 @BOTH
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("fold_threshold", [0, 1, 6])
