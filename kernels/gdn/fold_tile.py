@@ -11,7 +11,7 @@ No decay stands inside the triangular system: those of a path cancel but for its
 and made once a head; every tile of the state takes two products with the keys and one with X.
 
 Keys are taken as they lie: 16-bit ones are exact on tensor cores, and what stands beside them goes in addends
-(common/fragments.py), three of them, which hold all of float32. The sums of g are float64, those of squares from
+(common/fragments.py), as many as hold all of it: three of float32. The sums of g are float64, those of squares from
 eight on. The state is rounded once a fold (plain decode rounds it twice a token): `tl.fma(S0, D, sum)`. It must not be
 the products' accumulator, which is cut short in every step. All the rest that is summed is fused by hand, so that
 whoever folds gets the same bits.

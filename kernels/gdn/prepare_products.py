@@ -194,8 +194,10 @@ def _queries_program(
         at = _position(words, before - kept + token0 + g, NATIVE)
         rows = rows + ((window_k + at.to(tl.int64) * stride_wk, token0 + g < kept),)  # noqa: RUF005 (jit: no unpacking)
         its_strengths, its_weights, its_decays = _pending_factors(
-            token0, at, kept, window_factors, stride_factors, heads, NATIVE
+            token0, at, kept, window_factors, stride_factors, heads[: 2 // NODE_BLOCKS], NATIVE
         )
+        if NODE_BLOCKS == 2:  # (of both blocks of rows)
+            its_strengths, its_weights, its_decays = its_strengths * 2, its_weights * 2, its_decays * 2
         strengths = strengths + (its_strengths,)  # noqa: RUF005
         all_weights = all_weights + (its_weights,)  # noqa: RUF005
         decays = decays + (its_decays,)  # noqa: RUF005

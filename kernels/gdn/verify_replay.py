@@ -11,7 +11,8 @@ A program owns one value head of one row (or some of its blocks of values): it k
 state comes past, from the registers it is loaded to into tensor cores. Programs share nothing they write.
 
 Precision: 16-bit keys and values are exact on tensor cores; x, y and the state go in addends (common/fragments.py), two
-for an output of 16 bits and three where the state is folded. float32 inputs: products of 22 bits.
+for an output of 16 bits and three where the state is folded, unless it is bf16 and so as exact as it lies. float32
+inputs: products of 22 bits.
 
 Shapes: checkpoint [S, HV, V, K], or [S, HV, K, V] in slots whose bit says so (common/tile.py); window_k [R, C, H, K],
 window_v [R, C, HV, V], window_g and window_beta [R, C, HV].
@@ -159,7 +160,9 @@ def _stream(
             tiles = tiles + (tl.load(at, mask=mask, other=0.0),)  # noqa: RUF005
         if FOLDS:
             if FOLD_STEPS == 1:
-                # (as they lie: states of 16 bits are exact factors)
+                if tiles[0].dtype == tl.float16:
+                    # (beside keys of its type it would take other products than where a fold has more steps)
+                    tiles = _in_float32(tiles)
                 tiles = _fold_step(
                     tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
                     CHUNK, WARPS, NATIVE,

@@ -357,7 +357,7 @@ def constants_for(
     """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
     block_t, more = token_tiles(fold_threshold, nodes, dstate)
-    # states of 16 bits: a chunk, of which a lane has what it loads of C at once
+    # states of 16 bits: a chunk, of which a lane has what it loads of a C of 16 bits at once
     part = min(PART // 2 if state.itemsize == 2 else PART, block_s)
     return {
         "N": nodes,

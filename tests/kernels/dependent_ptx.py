@@ -30,14 +30,14 @@ NODES, THRESHOLD, HEADS, DIMS = 4, 12, (2, 4), (32, 16)
 """HEADS (H, HV), DIMS (K, V)."""
 
 
-def gdn(products: bool, kernel: int, nodes: int = NODES) -> Any:
-    """kernel: 0 is the first one of a verify, 1 the second."""
+def gdn(products: bool, kernel: int, nodes: int = NODES, keys: int = DIMS[0]) -> Any:
+    """kernel: 0 is the first one of a verify, 1 the second. keys: K."""
     config = verify_module.default_config(
         nodes=nodes, values=DIMS[1], exact=False, fold_threshold=THRESHOLD, overlap=True, products=products
     )
     constants = verify_module.constants_for(
-        config, nodes=nodes, heads=HEADS, dims=DIMS, fold_threshold=THRESHOLD, fold_at_once=fold_at_once(nodes),
-        state=torch.float32,
+        config, nodes=nodes, heads=HEADS, dims=(keys, DIMS[1]), fold_threshold=THRESHOLD,
+        fold_at_once=fold_at_once(nodes), state=torch.float32,
     )[kernel]  # fmt: skip
     pointers = {
         **dict.fromkeys(("q", "a", "b", "A_log", "dt_bias", "window_k", "window_v", "carried", "out"), "bf16"),
@@ -107,7 +107,7 @@ def main() -> int:
         "prepare": (gdn(False, 0), looks_up),
         "prepare by products": (gdn(True, 0), looks_up | {"launch_dependents"}),
         "prepare by products, two blocks": (gdn(True, 0, nodes=8), looks_up | {"launch_dependents"}),
-        "prepare by products, in pieces": (gdn(True, 0, nodes=16), looks_up | {"launch_dependents"}),
+        "prepare by products, in pieces": (gdn(True, 0, nodes=16, keys=64), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
         "convolution": (convolve(), set()),
     }

@@ -22,8 +22,8 @@ def layouts(ttgir: str) -> set[str]:
 
 
 def main() -> int:
-    for nodes in (4, 8):
-        for layout in sorted(layouts(gdn(True, 0, nodes=nodes).asm["ttgir"])):
+    for nodes, keys in ((4, 32), (8, 32), (16, 64)):
+        for layout in sorted(layouts(gdn(True, 0, nodes=nodes, keys=keys).asm["ttgir"])):
             print(layout)
     return 0
 

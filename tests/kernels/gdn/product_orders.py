@@ -3,7 +3,8 @@
     python -m tests.kernels.gdn.product_orders      # a line a kernel; exits with 1 unless all take one order
 
 Of float32 factors the compiler chooses that order (kWidth) by the narrowest load it finds behind them. A fold in a
-loop, a fold without one and a verify that only reads find different ones.
+loop, a fold without one and a verify that only reads find different ones. A state of float16 beside such keys would be
+summed in another order again if it were taken as it lies: no verify may.
 """
 
 from __future__ import annotations
@@ -40,13 +41,24 @@ def orders(kernel: Any) -> set[int]:
     return {int(width) for width in factors}
 
 
-def verify(nodes: int, window: int) -> Any:
+def halves(kernel: Any) -> int:
+    """How many products have two factors of float16."""
+    return len(re.findall(r"tt\.dot .* : tensor<\w+xf16, .* \* tensor<\w+xf16", kernel.asm["ttgir"]))
+
+
+def verify(nodes: int, window: int, kind: str = "fp32", state: torch.dtype = torch.bfloat16) -> Any:
     config = verify_module.default_config(nodes=nodes, values=DIMS[1], exact=True, fold_threshold=window, narrow=True)
     _, constants = verify_module.constants_for(
         config, nodes=nodes, heads=HEADS, dims=DIMS, fold_threshold=window, fold_at_once=fold_at_once(nodes),
-        state=torch.bfloat16,
+        state=state,
     )  # fmt: skip
-    return compiled(verify_module._verify_kernel, POINTERS, constants, num_warps=config.num_warps)
+    return compiled(verify_module._verify_kernel, pointers(kind, state), constants, num_warps=config.num_warps)
+
+
+def pointers(kind: str, state: torch.dtype) -> dict[str, str]:
+    """kind: of keys, values and outputs."""
+    states = {"states": "fp16" if state == torch.float16 else "bf16"}
+    return POINTERS | dict.fromkeys(("window_k", "window_v", "out"), kind) | states
 
 
 def main() -> int:
@@ -59,7 +71,9 @@ def main() -> int:
     found = {name: orders(kernel) for name, kernel in kernels.items()}
     for name, widths in found.items():
         print(f"{name}: kWidth {', '.join(map(str, sorted(widths)))}", flush=True)
-    return 0 if len(set.union(*found.values())) == 1 else 1
+    of_halves = halves(verify(4, 8, "fp16", torch.float16))
+    print(f"verify of float16: {of_halves} products of it as it lies", flush=True)
+    return int(len(set.union(*found.values())) != 1 or of_halves > 0)
 
 
 if __name__ == "__main__":

@@ -262,8 +262,12 @@ def test_what_a_fold_leaves_pending_is_read_as_a_waiting_rows_is(tree, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, device):
+@pytest.mark.parametrize(
+    ("state_dtype", "dtype"),
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)],
+    ids=["state_dtype0", "state_dtype1", "float16"],
+)
+def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, dtype, device):
     for nodes, window, batch in (
         (4, 8, 6),
         (8, 16, 6),
@@ -276,7 +280,7 @@ def test_settle_has_a_verifys_bits_at_model_heads(state_dtype, device):
         counts = [window + 1, window + nodes, 0, window, window + 2, 3]
         folding = make_case(
             batch=batch, nodes=nodes, tree=True, H=16, HV=32, K=128, V=128, fold_threshold=window,
-            pending=counts * (batch // 6), dtype=torch.bfloat16, state_dtype=state_dtype, device=device,
+            pending=counts * (batch // 6), dtype=dtype, state_dtype=state_dtype, device=device,
         )  # fmt: skip
         settled = folding.clone()
         o = folding.run(gdn_verify)

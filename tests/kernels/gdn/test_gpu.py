@@ -37,15 +37,17 @@ def test_real_sizes(nodes: int, tree: bool, state_dtype: torch.dtype) -> None:
     check_verify(real_case(nodes, tree=tree, state_dtype=state_dtype), gdn_verify)
 
 
+@pytest.mark.parametrize("products", [True, False], ids=["products", "sums"])
 @pytest.mark.parametrize("heads", [192, 2048])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_real_sizes_around_half_a_tile(state_dtype: torch.dtype, heads: int) -> None:
-    """Windows of 20 tokens beside 16 nodes, in the launch shapes for few heads and for many."""
+def test_real_sizes_around_half_a_tile(state_dtype: torch.dtype, heads: int, products: bool) -> None:
+    """Windows of 20 tokens beside 16 nodes, in the launch shapes for few heads and for many, by both first kernels."""
     from mamba_mtp_kernels.gdn.verify_replay import default_config, gdn_verify
 
     config = default_config(
-        nodes=16, values=128, exact=False, fold_threshold=20, heads=heads, narrow=state_dtype == torch.bfloat16
-    )
+        nodes=16, values=128, exact=False, fold_threshold=20, heads=heads, narrow=state_dtype == torch.bfloat16,
+        products=products,
+    )  # fmt: skip
     for pending, newest in ([16, 17, 0, 20, 25, 36], [0, 3, 0, 9, 9, 17]), ([0, 9, 0, 18, 27, 36], [0, 9, 0, 9, 9, 4]):
         case = real_case(16, state_dtype=state_dtype, fold_threshold=20, pending=pending, newest=newest)
         check_verify(case, gdn_verify, config=config)
