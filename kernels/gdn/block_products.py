@@ -17,14 +17,14 @@ BLOCK = tl.constexpr(8)
 
 
 @triton.jit
-def with_older(even, odd):
+def _with_older(even, odd):
     """Of a block's products with itself, those of a token with older ones; zeros for the others."""
     g, t = row_and_column()
     return (tl.where(2 * t < g, even, 0.0), tl.where(2 * t + 1 < g, odd, 0.0))
 
 
 @triton.jit
-def one_over_norms(even, odd, NATIVE: tl.constexpr):
+def _one_over_norms(even, odd, NATIVE: tl.constexpr):
     """1 / |row g| of a block's products with itself."""
     g, _ = row_and_column()
     return one_over_root(from_lane(tl.where(g % 2 == 0, even, odd), g * 4 + g // 2, NATIVE) + 1e-6)
@@ -99,30 +99,30 @@ def _lower(both):
 def products_of(sums, NODE_BLOCKS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr):
     """What add_products has added up, of COUNT blocks of keys: 1 / |q| of each half of the rows; q . k of every block,
     its upper rows and its lower ones; 1 / |k| of the blocks of nodes; and every block's products with older keys."""
-    upper = one_over_norms(sums[0][0], sums[0][1], NATIVE)
+    upper = _one_over_norms(sums[0][0], sums[0][1], NATIVE)
     queries = (upper, upper)
     of_queries = ()
     products = ()
     if NODE_BLOCKS == 1:
-        of_row = (with_older(sums[1][2], sums[1][3]),)
+        of_row = (_with_older(sums[1][2], sums[1][3]),)
         for column in tl.static_range(COUNT):
             even, odd = _upper(sums[1 + column])
             of_queries = of_queries + ((even, odd, even, odd),)  # noqa: RUF005 (jit: no unpacking)
             if column > 0:
                 of_row = of_row + (_lower(sums[1 + column]),)  # noqa: RUF005
-        norms = (one_over_norms(sums[1][2], sums[1][3], NATIVE),)
+        norms = (_one_over_norms(sums[1][2], sums[1][3], NATIVE),)
         products = (of_row,)
     else:
-        queries = (upper, one_over_norms(sums[1][2], sums[1][3], NATIVE))
-        newer = (with_older(sums[3][2], sums[3][3]),)
-        older = (with_older(sums[5][0], sums[5][1]),)
+        queries = (upper, _one_over_norms(sums[1][2], sums[1][3], NATIVE))
+        newer = (_with_older(sums[3][2], sums[3][3]),)
+        older = (_with_older(sums[5][0], sums[5][1]),)
         for column in tl.static_range(COUNT):
             of_queries = of_queries + (sums[2 + 2 * column],)  # noqa: RUF005
             if column > 0:
                 newer = newer + (_lower(sums[3 + 2 * column]),)  # noqa: RUF005
             if column > 1:
                 older = older + (_upper(sums[3 + 2 * column]),)  # noqa: RUF005
-        norms = (one_over_norms(sums[3][2], sums[3][3], NATIVE), one_over_norms(sums[5][0], sums[5][1], NATIVE))
+        norms = (_one_over_norms(sums[3][2], sums[3][3], NATIVE), _one_over_norms(sums[5][0], sums[5][1], NATIVE))
         products = (newer, older)
     # of pending blocks: as they were added, a column after the other
     by_column = ()
@@ -135,7 +135,7 @@ def products_of(sums, NODE_BLOCKS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl
             taken = taken + (row,)  # noqa: RUF005
         by_column = by_column + (of_column,)  # noqa: RUF005
     for row in tl.static_range(COUNT - NODE_BLOCKS):
-        of_row = (with_older(by_column[row][0][0], by_column[row][0][1]),)
+        of_row = (_with_older(by_column[row][0][0], by_column[row][0][1]),)
         for column in tl.static_range(row + 1, COUNT - NODE_BLOCKS):
             of_row = of_row + (by_column[column][column - row],)  # noqa: RUF005
         products = products + (of_row,)  # noqa: RUF005

@@ -203,7 +203,8 @@ def fold_step(
     tiles, values, keys, factors,
     CHUNK: tl.constexpr, WARPS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of a state after these tokens, float32: tiles of PART columns each, a tuple as the keys are.
+    """Some rows of a state after these tokens, float32: tiles of PART columns each, a tuple as the keys are, in float32
+    or as the state lies.
 
     values [rows, TOKENS], zero where no token is; factors by load_factors or in_addends.
     """
@@ -211,7 +212,9 @@ def fold_step(
     PARTNER: tl.constexpr = keys[0].dtype
     product = tl.zeros([values.shape[0], TOKENS], tl.float32)
     for part in tl.static_range(len(keys)):
-        left = state_addends(as_left(tiles[part], WARPS), PARTNER, 3)
+        # a float16 state beside such keys would be summed in another order than its float32 form is
+        tile = tiles[part] if tiles[part].dtype == tl.bfloat16 else tiles[part].to(tl.float32)
+        left = state_addends(as_left(tile, WARPS), PARTNER, 3)
         # a plain sum would become the product's accumulator
         product = tl.fma(multiply(left, (tl.trans(keys[part]),), NATIVE), 1.0, product)
     given = tl.fma(product, of_product[None, :], values.to(tl.float32) * of_value[None, :])

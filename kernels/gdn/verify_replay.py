@@ -160,9 +160,6 @@ def _stream(
             tiles = tiles + (tl.load(at, mask=mask, other=0.0),)  # noqa: RUF005
         if FOLDS:
             if FOLD_STEPS == 1:
-                if tiles[0].dtype == tl.float16:
-                    # (beside keys of its type it would take other products than where a fold has more steps)
-                    tiles = _in_float32(tiles)
                 tiles = _fold_step(
                     tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,
                     CHUNK, WARPS, NATIVE,

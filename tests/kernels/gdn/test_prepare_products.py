@@ -55,7 +55,7 @@ def test_key_sizes(nodes: int, K: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fold_threshold"), [*itertools.product([4, 8], [0, 7, 8, 16]), (9, 0), (10, 17), (16, 20), (16, 24)]
+    ("nodes", "fold_threshold"), [*itertools.product([4, 8], [0, 1, 7, 8, 9, 16]), (9, 0), (10, 17), (16, 20), (16, 24)]
 )
 def test_windows(nodes: int, fold_threshold: int, device: torch.device) -> None:
     """Every number of pending tokens that rows of such a window may have."""
