@@ -3,7 +3,7 @@
 arguments.py    checks of a launcher's tensors
 operands.py     the dataclasses in which they travel
 grid.py         how many programs a launch may have; dependent.py: kernels that start while the one before them runs
-tree.py         draft trees
+tree.py         draft trees; chain.py: those that are chains
 window.py       replay mode's windows: commits, and the order in which a verify starts its rows
 pending.py      how many tokens of a slot are pending, and how many of them a verify folds
 draft_slots.py  slots mode's bookkeeping: where each request's newest state lies

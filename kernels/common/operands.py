@@ -77,9 +77,9 @@ class Rows:
                nothing else. Distinct where not padding.
     rows       [B] int32 or int64: request row of each row, whose window it reads and writes. Distinct; not looked at
                where the slot is padding.
-    parents    [>=B, N] int32, contiguous: parent of each draft node, -1 at a root (tree.build_tree). None where nobody
-               asks.
-    ancestors  [>=B, N] int64, contiguous: bit j of node i is set iff j is a strict ancestor of i. None where nobody
+    parents    [>=B, N] int32, any row stride: parent of each draft node, -1 at a root (tree.build_tree; of chains
+               chain.chain_tree). None where nobody asks.
+    ancestors  [>=B, N] int64, any row stride: bit j of node i is set iff j is a strict ancestor of i. None where nobody
                asks.
     schedule   [>=B] int32: order in which a kernel may start its rows; any permutation gives the same results. None:
                as they lie.
@@ -97,8 +97,8 @@ class Rows:
         check(
             slots=Arg(self.slots, "B", INDICES),
             rows=Arg(self.rows, "B", INDICES),
-            parents=Arg(self.parents, ">=B N", torch.int32, contiguous=2),
-            ancestors=Arg(self.ancestors, ">=B N", torch.int64, contiguous=2),
+            parents=Arg(self.parents, ">=B N", torch.int32),
+            ancestors=Arg(self.ancestors, ">=B N", torch.int64),
             schedule=Arg(self.schedule, ">=B", torch.int32),
         )
 

@@ -16,33 +16,29 @@ def build_tree_reference(
     parents: torch.Tensor,
     ancestors: torch.Tensor,
     *,
-    retrieve_next_token: torch.Tensor | None,
-    retrieve_next_sibling: torch.Tensor | None,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
     batch: int,
 ) -> None:
     """Parents and ancestor masks of the draft trees from SGLang's links. See tree.build_tree."""
     nodes = parents.shape[1]
     check_nodes(nodes)
     device = parents.device
-    if retrieve_next_token is None or retrieve_next_sibling is None:
-        chain = torch.arange(-1, nodes - 1, device=device, dtype=torch.int64).expand(batch, nodes).clone()
-    else:
-        # column `nodes` collects the links that do not lead to a later node of the tree
-        chain = torch.zeros(batch, nodes + 1, device=device, dtype=torch.int64)
-        chain[:, 0] = -1
-        for node in range(nodes):
-            for links, parent in (
-                (retrieve_next_token, torch.full((batch,), node, device=device)),
-                (retrieve_next_sibling, chain[:, node].clone()),
-            ):
-                target = links[:batch, node].to(torch.int64)
-                valid = (target > node) & (target < nodes) & (parent >= 0)
-                chain.scatter_(1, torch.where(valid, target, nodes)[:, None], parent[:, None])
-        chain = chain[:, :nodes].clone()
-    parents[:batch] = chain.to(parents.dtype)
+    # column `nodes` collects the links that do not lead to a later node of the tree
+    above = torch.zeros(batch, nodes + 1, device=device, dtype=torch.int64)
+    above[:, 0] = -1
+    for node in range(nodes):
+        for links, parent in (
+            (retrieve_next_token, torch.full((batch,), node, device=device)),
+            (retrieve_next_sibling, above[:, node].clone()),
+        ):
+            target = links[:batch, node].to(torch.int64)
+            valid = (target > node) & (target < nodes) & (parent >= 0)
+            above.scatter_(1, torch.where(valid, target, nodes)[:, None], parent[:, None])
+    parents[:batch] = above[:, :nodes].to(parents.dtype)
     masks = torch.zeros(batch, nodes, device=device, dtype=torch.int64)
     for node in range(1, nodes):
-        parent = chain[:, node].clamp(min=0)
+        parent = above[:, node].clamp(min=0)
         masks[:, node] = masks.gather(1, parent[:, None])[:, 0] | (torch.ones_like(parent) << parent)
     ancestors[:batch] = masks
 

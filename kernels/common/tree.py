@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from .arguments import INDICES, Arg, check
+from .dependent import has_dependent_launch, wait_then_let_go
 from .grid import launch_grid
 from .operands import check_nodes
 
@@ -34,23 +35,22 @@ def _build_tree_kernel(
     stride_next_sibling,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_LINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_then_let_go(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     inside = lane < N
-    parent = lane - 1
-    if HAS_LINKS:
-        child_link = tl.load(next_token + row * stride_next_token + lane, mask=inside, other=-1).to(tl.int32)
-        sibling_link = tl.load(next_sibling + row * stride_next_sibling + lane, mask=inside, other=-1).to(tl.int32)
-        parent = tl.where(lane == 0, -1, 0)
-        for node in range(N):
-            # links that lead backwards or past the tree come from stale rows
-            child = _pick(child_link, lane, node)
-            parent = tl.where((lane == child) & (lane > node), node, parent)
-            above = _pick(parent, lane, node)
-            sibling = _pick(sibling_link, lane, node)
-            parent = tl.where((lane == sibling) & (lane > node) & (above >= 0), above, parent)
+    child_link = tl.load(next_token + row * stride_next_token + lane, mask=inside, other=-1).to(tl.int32)
+    sibling_link = tl.load(next_sibling + row * stride_next_sibling + lane, mask=inside, other=-1).to(tl.int32)
+    parent = tl.where(lane == 0, -1, 0)
+    for node in range(N):
+        # links that lead backwards or past the tree come from stale rows
+        child = _pick(child_link, lane, node)
+        parent = tl.where((lane == child) & (lane > node), node, parent)
+        above = _pick(parent, lane, node)
+        sibling = _pick(sibling_link, lane, node)
+        parent = tl.where((lane == sibling) & (lane > node) & (above >= 0), above, parent)
     mask = tl.zeros((BLOCK_N,), dtype=tl.int64)
     for node in range(N):
         own = _pick(mask, lane, node) | (tl.full((), 1, tl.int64) << node)
@@ -63,8 +63,8 @@ def build_tree(
     parents: torch.Tensor,
     ancestors: torch.Tensor,
     *,
-    retrieve_next_token: torch.Tensor | None,
-    retrieve_next_sibling: torch.Tensor | None,
+    retrieve_next_token: torch.Tensor,
+    retrieve_next_sibling: torch.Tensor,
     batch: int,
 ) -> None:
     """Fill the first `batch` rows of `parents` and `ancestors`; rows beyond are left alone.
@@ -73,16 +73,13 @@ def build_tree(
     ancestors  [>=batch, N] int64, contiguous: written, bit j of node i set iff j is a strict ancestor of i.
     retrieve_next_token, retrieve_next_sibling
                [>=batch, N] int32 or int64, any row stride: read, SGLang's links, -1 for none. Links that do not lead to
-               a later node are ignored, so stale rows give some tree, never an access out of bounds. None, both of
-               them: chains.
+               a later node are ignored, so stale rows give some tree, never an access out of bounds.
     batch      rows to fill.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
     """
     nodes = parents.shape[1]
     check_nodes(nodes)
-    if (retrieve_next_token is None) != (retrieve_next_sibling is None):
-        raise ValueError("retrieve_next_token and retrieve_next_sibling must be given together or not at all")
     check(
         {"batch": batch},
         parents=Arg(parents, ">=batch N", torch.int32, contiguous=2),
@@ -92,16 +89,17 @@ def build_tree(
     )
     if batch == 0:
         return
-    has_links = retrieve_next_token is not None
+    overlap = has_dependent_launch(parents.device)
     _build_tree_kernel[launch_grid(batch)](
         parents,
         ancestors,
         retrieve_next_token,
         retrieve_next_sibling,
-        retrieve_next_token.stride(0) if has_links else 0,
-        retrieve_next_sibling.stride(0) if has_links else 0,
+        retrieve_next_token.stride(0),
+        retrieve_next_sibling.stride(0),
         N=nodes,
         BLOCK_N=triton.next_power_of_2(nodes),
-        HAS_LINKS=has_links,
+        OVERLAP=overlap,
         num_warps=1,
+        launch_pdl=overlap,
     )

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from .arguments import INDICES, Arg, check
+from .dependent import has_dependent_launch, wait_then_let_go
 from .grid import launch_grid
 from .operands import MAX_SCHEDULED, Rows, Window, check_lengths
 from .pending import pending_and_folding
@@ -41,7 +42,7 @@ def _path_mask(node, parents_row, N: tl.constexpr):
 
 
 # by size or alignment of a batch nothing is gained, and a server would wait for each compilation
-@triton.jit(do_not_specialize=["slots", "rows", "lengths", "last_correct", "steps_to_track"])
+@triton.jit(do_not_specialize=["slots", "rows", "lengths", "last_correct", "steps_to_track", "stride_parents"])
 def _commit_window_kernel(
     pending,
     newest,
@@ -57,13 +58,16 @@ def _commit_window_kernel(
     track_count,
     fold_threshold,
     fold_at_once,
+    stride_parents,
     PAGE: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_TRACK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_then_let_go(OVERLAP)
     b = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + b).to(tl.int64)
     if slot <= 0:
@@ -72,7 +76,7 @@ def _commit_window_kernel(
     row = tl.load(rows + b).to(tl.int64)
     before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
     kept = before - folding
-    parents_row = parents + b * N
+    parents_row = parents + b * stride_parents
     path = _path_mask(tl.load(last_correct + b).to(tl.int32), parents_row, N)
 
     lane = tl.arange(0, BLOCK_N).to(tl.int64)
@@ -109,7 +113,8 @@ def _commit_window_kernel(
 
 
 @triton.jit(do_not_specialize=["slots", "batch"])
-def _fold_first_kernel(schedule, slots, pending, fold_threshold, batch, BLOCK_B: tl.constexpr):
+def _fold_first_kernel(schedule, slots, pending, fold_threshold, batch, BLOCK_B: tl.constexpr, OVERLAP: tl.constexpr):
+    wait_then_let_go(OVERLAP)
     b = tl.arange(0, BLOCK_B)
     inside = b < batch
     slot = tl.load(slots + b, mask=inside, other=0).to(tl.int64)
@@ -161,6 +166,7 @@ def commit_window(
     check_lengths(window, lengths)
     if batch == 0:
         return
+    overlap = has_dependent_launch(rows.slots.device)
     _commit_window_kernel[launch_grid(batch)](
         window.pending,
         window.newest,
@@ -176,13 +182,16 @@ def commit_window(
         track_count,
         window.fold_threshold,
         window.fold_at_once,
+        rows.trees.stride(0),
         PAGE=window.page,
         C=capacity,
         N=nodes,
         BLOCK_C=triton.next_power_of_2(capacity),
         BLOCK_N=triton.next_power_of_2(nodes),
         HAS_TRACK=steps_to_track is not None,
+        OVERLAP=overlap,
         num_warps=1,
+        launch_pdl=overlap,
     )
 
 
@@ -202,6 +211,7 @@ def fold_first(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -
         raise ValueError(f"slots: {batch} rows, one program sorts at most {MAX_SCHEDULED}")
     if batch:
         block = triton.next_power_of_2(batch)
+        overlap = has_dependent_launch(slots.device)
         _fold_first_kernel[(1,)](
             schedule,
             slots,
@@ -209,5 +219,7 @@ def fold_first(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -
             window.fold_threshold,
             batch,
             BLOCK_B=block,
+            OVERLAP=overlap,
             num_warps=max(1, min(8, block // 128)),
+            launch_pdl=overlap,
         )

@@ -7,7 +7,8 @@ convolution's once for all layers with the commit (`commit_conv`, before common/
 something else folds, both move on together (`fold_conv`): settle, snapshot, state at a length.
 
 Shapes: conv_states [L, S, dim, K-1], oldest entry first, any strides; inputs [L, R, C, dim]. A program owns BLOCK_D
-channels of one layer and batch row; it has read what it needs before it writes.
+channels of one layer and batch row; it has read what it needs before it writes. Most programs of a commit find that
+their row does not fold: they are small, so that many run at once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.dependent import has_dependent_launch, wait_then_let_go
 from ..common.grid import launch_grid
 from ..common.operands import Folds, Rows
 from ..common.pending import pending_and_folding
+from .history import inputs_before
 from .options import check_width
 from .window import ConvWindow
 
-BLOCK_CHANNELS = 1024  # most programs of a step find that their row does not fold, and cost their start alone
+BLOCK_CHANNELS = 512  # four a thread
 
 
 @triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts"])
@@ -50,8 +53,9 @@ def _fold_conv_kernel(
     DIM: tl.constexpr,
     K: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_then_let_go(OVERLAP)
     blocks: tl.constexpr = (DIM + BLOCK_D - 1) // BLOCK_D
     b = (tl.program_id(0) // blocks).to(tl.int64)
     src = tl.load(src_slots + b).to(tl.int64)
@@ -66,22 +70,19 @@ def _fold_conv_kernel(
         return
     # a plain copy reads no window, and its row may be garbage
     row = tl.load(rows + b, mask=count > 0, other=0).to(tl.int64)
-    channel = tl.program_id(0) % blocks * BLOCK_D + tl.arange(0, BLOCK_D)[:, None]
-    entry = tl.arange(0, BLOCK_W)[None, :]
-    inside = (channel < DIM) & (entry < K - 1)
+    channel = tl.program_id(0) % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = channel < DIM
     layer = tl.program_id(1).to(tl.int64)
     states = conv_states + layer * stride_state_layer + channel.to(tl.int64) * stride_state_dim
-
-    token = count - (K - 1) + entry  # of the window, oldest first; < 0: an entry of the old state
-    from_window = (token >= 0) & (entry < K - 1)
-    position = tl.load(order + row * capacity + token, mask=from_window, other=0).to(tl.int64)
-    p_inputs = inputs + layer * stride_inputs_layer + row * stride_inputs_row + position * stride_inputs_token + channel
-    new = tl.load(p_inputs, mask=inside & from_window, other=0.0)
-    old = tl.load(states + src * stride_state_slot + (entry + count) * stride_tok, mask=inside & (token < 0), other=0.0)
-    value = tl.where(from_window, new.to(old.dtype), old)
+    window = inputs + layer * stride_inputs_layer + row * stride_inputs_row
+    source = states + src * stride_state_slot
+    where = (tl.maximum(count, 0), order + row * capacity, window, stride_inputs_token, source, stride_tok)
+    found = inputs_before(where, channel, inside, K)
     # an entry is read by one thread and written by another
     tl.debug_barrier()
-    tl.store(states + dst * stride_state_slot + entry * stride_tok, value, mask=inside)
+    target = states + dst * stride_state_slot
+    for older in tl.static_range(K - 1):
+        tl.store(target + (K - 2 - older) * stride_tok, found[older], mask=inside)
 
 
 def _launch(
@@ -103,6 +104,7 @@ def _launch(
     check_width(taps + 1)
     if batch == 0 or layers == 0:
         return
+    overlap = has_dependent_launch(conv_states.device)
     block = min(BLOCK_CHANNELS, triton.next_power_of_2(dim))
     _fold_conv_kernel[launch_grid(triton.cdiv(dim, block) * batch, layers)](
         conv_states,
@@ -127,8 +129,9 @@ def _launch(
         DIM=dim,
         K=taps + 1,
         BLOCK_D=block,
-        BLOCK_W=triton.next_power_of_2(taps),
+        OVERLAP=overlap,
         num_warps=4,
+        launch_pdl=overlap,
     )
 
 

@@ -36,6 +36,7 @@ from ..common.dependent import has_dependent_launch, wait_then_let_go
 from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
+from .history import inputs_before
 from .options import check_width, has_silu
 from .parts import Part, parts_of
 from .place import output_at, part_of
@@ -66,27 +67,12 @@ def _weights(weight, stride_weight, channel, inside, K: tl.constexpr, WORDS: tl.
 
 @triton.jit
 def _newest_pending(where, channel, inside, K: tl.constexpr):
-    """The K - 1 newest pending tokens' inputs [BLOCK_D], newest first, where so many are pending."""
+    """As `inputs_before`, where at least K - 1 tokens are pending and all is of one dtype."""
     pending, order_row, window_row, stride_token, _, _ = where
     past = ()
     for older in tl.static_range(K - 1):
         offset = tl.load(order_row + pending - 1 - older) * stride_token
         past = past + (tl.load(window_row + offset + channel, mask=inside, other=0.0),)  # noqa: RUF005 (jit: no unpacking)
-    return past
-
-
-@triton.jit
-def _before_the_root(where, channel, inside, K: tl.constexpr):
-    """The K - 1 newest inputs [BLOCK_D] before the root, newest first: pending tokens', then the slot's state."""
-    pending, order_row, window_row, stride_token, state_row, stride_tok = where
-    past = ()
-    for older in tl.static_range(K - 1):
-        token = pending - 1 - older
-        position = tl.load(order_row + tl.maximum(token, 0)).to(tl.int64)
-        waiting_at = window_row + position * stride_token + channel
-        waiting = tl.load(waiting_at, mask=inside & (token >= 0), other=0.0)
-        state = tl.load(state_row + (K - 1 + token) * stride_tok, mask=inside & (token < 0), other=0.0)
-        past = past + (tl.where(token >= 0, waiting.to(state.dtype), state),)  # noqa: RUF005 (jit: no unpacking)
     return past
 
 
@@ -204,6 +190,7 @@ def _conv1d_verify_kernel(
     stride_state_dim,
     stride_tok,
     stride_weight,
+    stride_parents,
     stride_inputs_row,
     stride_inputs_token,
     stride_first_row,
@@ -252,7 +239,7 @@ def _conv1d_verify_kernel(
     window_start = window_inputs + row * stride_inputs_row
     window_row = window_start + channel
     state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
-    parents_row = parents + b * N
+    parents_row = parents + b * stride_parents
 
     # what every node of the program may ask for: the taps' weights, by steps up, and the inputs before the root
     where = (before, order_row, window_start, stride_inputs_token, state_row, stride_tok)
@@ -274,10 +261,10 @@ def _conv1d_verify_kernel(
             paths = paths + (_path(tl.where(there, node, -1), parents_row, K),)  # noqa: RUF005
     from_places = before >= K - 1 if PLACES else False
     if CHAIN:
-        if from_places:
+        if from_places:  # noqa: SIM108 (one of both is loaded)
             past = _newest_pending(where, channel, inside, K)
         else:
-            past = _before_the_root(where, channel, inside, K)
+            past = inputs_before(where, channel, inside, K)
         earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
         for offset in tl.static_range(NODES):
             node = first + offset
@@ -300,7 +287,7 @@ def _conv1d_verify_kernel(
             window_at = window_start + (positions[offset] * stride_inputs_token + channel)
             _store(sums[offset], own[offset], output_at(to, node, positions[offset]), window_at, here, SILU)
     else:
-        past = _before_the_root(where, channel, inside, K)
+        past = inputs_before(where, channel, inside, K)
         _one_by_one(
             x_row, to, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
             inside, N, K, NODES, SILU,
@@ -386,6 +373,7 @@ def conv1d_verify(
         conv_states.stride(1),
         conv_states.stride(2),
         weight.stride(0),
+        rows.trees.stride(0),
         inputs.stride(0),
         inputs.stride(1),
         *pieces.strides(),

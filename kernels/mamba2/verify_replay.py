@@ -214,7 +214,7 @@ def _mamba2_verify_kernel(
     window_x, window_B, window_dt, ancestors, schedule, fold_threshold, fold_at_once,
     stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
-    stride_wdt_row, stride_wdt_pos,
+    stride_wdt_row, stride_wdt_pos, stride_ancestors,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -279,7 +279,7 @@ def _mamba2_verify_kernel(
     weighing = (
         tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
         rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
-        paths(ancestors + b * N, node_i, is_i, N), skip, window_B_group, stride_wB_pos,
+        paths(ancestors + b * stride_ancestors, node_i, is_i, N), skip, window_B_group, stride_wB_pos,
     )  # fmt: skip
 
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
@@ -468,7 +468,7 @@ def mamba2_verify(
         dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
-        window.B.stride(1), window.dt.stride(0), window.dt.stride(1),
+        window.B.stride(1), window.dt.stride(0), window.dt.stride(1), rows.ancestors.stride(0),
         **constants,
         HAS_SCHEDULE=rows.schedule is not None,
         HAS_D=D is not None,

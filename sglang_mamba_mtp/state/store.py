@@ -13,11 +13,12 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from mamba_mtp_kernels import common, conv1d
+from mamba_mtp_kernels.common.chain import chain_tree
 from mamba_mtp_kernels.common.operands import Rows
 
 from ..families.base import VerifyOp
@@ -92,16 +93,17 @@ class DraftStore(ABC):
         self._max_batch = max_batch
         self._parents = torch.empty(max_batch * nodes, dtype=torch.int32, device=device)
         self._ancestors = torch.empty(max_batch * nodes, dtype=torch.int64, device=device)
+        self._chain = chain_tree(nodes, device)
 
     # ------------------------------------------------------------------------------------------------------- a verify
 
     def parents(self, batch: VerifyBatch) -> torch.Tensor:
         """Parent of every node of the running verify, [batch, nodes] int32, -1 for roots."""
-        return self._per_node(self._parents, batch)
+        return self._of_trees(self._parents, self._chain[0], batch)
 
     def ancestors(self, batch: VerifyBatch) -> torch.Tensor:
         """Strict ancestors of every node of the running verify as bits, [batch, nodes] int64."""
-        return self._per_node(self._ancestors, batch)
+        return self._of_trees(self._ancestors, self._chain[1], batch)
 
     def rows(self, batch: VerifyBatch) -> Rows:
         """The running verify as the kernels take it: its rows and their draft trees."""
@@ -114,6 +116,11 @@ class DraftStore(ABC):
             chain=batch.chain,
         )
 
+    def _of_trees(self, buffer: torch.Tensor, of_chain: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
+        """[batch, nodes] of what `prepare` has left in ``buffer``; where all trees are chains, ``of_chain`` [nodes]."""
+        made = self._per_node(buffer, batch)
+        return of_chain[: batch.nodes].expand_as(made) if batch.chain else made
+
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         if batch.size > self._max_batch or batch.nodes > self.nodes:
             raise ValueError(
@@ -124,7 +131,9 @@ class DraftStore(ABC):
 
     def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
         """Once a forward, before its first layer: the draft trees from SGLang's links ([batch, nodes], -1 for none;
-        None for chains). May run on another stream than the commit before: reads nothing that a commit writes."""
+        chains need none). May run on another stream than the commit before: reads nothing that a commit writes."""
+        if batch.chain:
+            return
         self._common.build_tree(
             self.parents(batch),
             self.ancestors(batch),
@@ -211,8 +220,7 @@ class DraftStore(ABC):
     def _warm_up_verify(self, batch: VerifyBatch) -> None:
         """What a verify launches beside the family's kernels: ``batch`` is padding."""
         links = torch.full((batch.size, batch.nodes), -1, dtype=torch.int64, device=self.states.device)
-        self.prepare(batch, links, links)
-        self.prepare(batch, None, None)
+        self.prepare(replace(batch, chain=False), links, links)
 
     # -------------------------------------------------------------------------------------------------------- memory
 
@@ -225,6 +233,8 @@ class DraftStore(ABC):
         """
         self._parents.zero_()
         self._ancestors.zero_()
+        for table, chain in zip(self._chain, chain_tree(self.nodes, self.states.device), strict=True):
+            table.copy_(chain)
 
     @property
     @abstractmethod
@@ -237,4 +247,4 @@ class DraftStore(ABC):
         """Bytes held for speculation, bookkeeping included."""
 
     def _shared_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.bookkeeping, self._parents, self._ancestors))
+        return sum(tensor.nbytes for tensor in (*self.bookkeeping, self._parents, self._ancestors, *self._chain))

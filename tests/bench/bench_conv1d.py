@@ -22,6 +22,7 @@ from stock import StockConv
 
 import_kernels()
 
+from mamba_mtp_kernels.common.chain import chain_tree  # noqa: E402
 from mamba_mtp_kernels.common.operands import Folds, Rows  # noqa: E402
 from mamba_mtp_kernels.common.tree import build_tree  # noqa: E402
 from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv  # noqa: E402
@@ -65,8 +66,8 @@ class Problem:
         self.links = self.make_links()
         self.indices = torch.arange(batch, dtype=torch.int32, device="cuda")
         self.stock_parents = None if self.links[0] is None else torch.empty_like(self.links[0])
-        self.parents = torch.empty(batch, nodes, dtype=torch.int32, device="cuda")
-        self.ancestors = torch.empty(batch, nodes, dtype=torch.int64, device="cuda")
+        parents, ancestors = (table.repeat(batch, 1) for table in chain_tree(nodes, "cuda"))
+        self.parents, self.ancestors = parents, ancestors
         self.build_tree()
 
     def make_links(self) -> list[torch.Tensor | None]:
@@ -77,13 +78,15 @@ class Problem:
         return list(links[:, None].expand(2, self.batch, self.nodes).contiguous().cuda())
 
     def build_tree(self) -> None:
-        build_tree(
-            self.parents,
-            self.ancestors,
-            retrieve_next_token=self.links[0],
-            retrieve_next_sibling=self.links[1],
-            batch=self.batch,
-        )
+        if self.kind == "tree":
+            next_token, next_sibling = self.links
+            build_tree(
+                self.parents,
+                self.ancestors,
+                retrieve_next_token=next_token,
+                retrieve_next_sibling=next_sibling,
+                batch=self.batch,
+            )
 
     def batch_rows(self, which: int) -> Rows:
         return Rows(self.slots[which], self.rows[which], parents=self.parents)
@@ -183,7 +186,8 @@ def main() -> None:
                     entry[name] = time_launches(
                         [lambda s=s, p=problem, w=window: p.commit(s, w, p.conv_states) for s in which]
                     )
-                entry["build_tree"] = time_launches([problem.build_tree] * 8)
+                if kind == "tree":
+                    entry["build_tree"] = time_launches([problem.build_tree] * 8)
                 if stock is not None:
                     windows = stock.dense_windows(problem)
                     entry["stock verify"] = time_launches(
@@ -211,7 +215,7 @@ def main() -> None:
         if "stock verify" in entry:
             theirs, scatter = entry["stock verify"]["us"], entry["stock scatter"]["us"] / LAYERS
             line += f"{theirs:6.2f} + {scatter:5.2f} | {(theirs + scatter) / (verify + commit):.2f} | "
-        line += f"{entry['build_tree']['us']:.2f} | "
+        line += f"{entry['build_tree']['us']:.2f} | " if "build_tree" in entry else "- | "
         print(line + " ".join(f"{name} {error:.2g}" for name, error in entry["errors"].items()))
 
 

@@ -163,10 +163,10 @@ def conv_in_slots(family: str, nodes: int, is_tree: bool) -> dict[str, int]:
     return used_by(conv_slots._conv1d_verify_slots_kernel, pointers, constants, warps, odd, absent)
 
 
-def conv_folds(family: str, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
+def conv_folds(capability: int, family: str, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
     """keeps_newest: a fold leaves the newest tokens pending."""
-    constants = {"DIM": CHANNELS[family], "K": WIDTH, "BLOCK_D": conv_fold.BLOCK_CHANNELS, "BLOCK_W": 4}
-    constants |= {"stride_tok": 1}
+    constants = {"DIM": CHANNELS[family], "K": WIDTH, "BLOCK_D": conv_fold.BLOCK_CHANNELS, "stride_tok": 1}
+    constants |= {"OVERLAP": capability >= 90}
     pointers = dict.fromkeys(("conv_states", "inputs"), "bf16")
     pointers |= i32("order", "pending", "newest", "src_slots", "dst_slots", "rows", "counts")
     odd = {"capacity", "fold_threshold", "stride_state_dim"}
@@ -182,27 +182,26 @@ def convolutions() -> Iterator[tuple[str, Report]]:
                 name = f"{family} {'tree' if is_tree else 'chain'} N={nodes}"
                 yield f"conv1d verify {name}", lambda on, f=family, n=nodes, t=is_tree: conv(on, f, n, not t)
                 yield f"conv1d slots {name}", lambda _, f=family, n=nodes, t=is_tree: conv_in_slots(f, n, t)
-        yield f"conv1d fold {family}", lambda _, f=family: conv_folds(f, False)
-        yield f"conv1d fold in the commit {family}", lambda _, f=family: conv_folds(f, True)
-        yield f"conv1d fold in the commit {family} folds all", lambda _, f=family: conv_folds(f, True, False)
+        yield f"conv1d fold {family}", lambda on, f=family: conv_folds(on, f, False)
+        yield f"conv1d fold in the commit {family}", lambda on, f=family: conv_folds(on, f, True)
+        yield f"conv1d fold in the commit {family} folds all", lambda on, f=family: conv_folds(on, f, True, False)
 
 
 # ------------------------------------------------------------------------------------------------------- bookkeeping
 
 
-def build_tree(nodes: int, links: bool) -> dict[str, int]:
-    constants = {"N": nodes, "BLOCK_N": triton.next_power_of_2(nodes), "HAS_LINKS": links}
+def build_tree(capability: int, nodes: int) -> dict[str, int]:
+    constants = {"N": nodes, "BLOCK_N": triton.next_power_of_2(nodes), "OVERLAP": capability >= 90}
     pointers = {"parents": "i32", "ancestors": "i64", "next_token": "i64", "next_sibling": "i64"}
-    absent = () if links else ("next_token", "next_sibling")
-    return used_by(tree._build_tree_kernel, pointers, constants, 1, absent=absent)
+    return used_by(tree._build_tree_kernel, pointers, constants, 1)
 
 
-def commit_window(nodes: int, page: int, keeps_newest: bool = True) -> dict[str, int]:
+def commit_window(capability: int, nodes: int, page: int, keeps_newest: bool = True) -> dict[str, int]:
     pending = threshold(nodes, page)
     capacity = pending + 2 * nodes
     constants = {
         "C": capacity, "N": nodes, "BLOCK_C": triton.next_power_of_2(capacity),
-        "BLOCK_N": triton.next_power_of_2(nodes), "HAS_TRACK": False, "PAGE": page,
+        "BLOCK_N": triton.next_power_of_2(nodes), "HAS_TRACK": False, "PAGE": page, "OVERLAP": capability >= 90,
     }  # fmt: skip
     pointers = i32("pending", "newest", "length", "window_row", "order", "slots", "parents", "track_count")
     pointers |= dict.fromkeys(("rows", "lengths", "last_correct"), "i64")
@@ -210,8 +209,8 @@ def commit_window(nodes: int, page: int, keeps_newest: bool = True) -> dict[str,
     return used_by(window._commit_window_kernel, pointers, constants, 1, {"fold_threshold"}, absent)
 
 
-def fold_first(batch: int) -> dict[str, int]:
-    constants = {"BLOCK_B": batch}
+def fold_first(capability: int, batch: int) -> dict[str, int]:
+    constants = {"BLOCK_B": batch, "OVERLAP": capability >= 90}
     pointers = i32("schedule", "slots", "pending")
     return used_by(window._fold_first_kernel, pointers, constants, max(1, min(8, batch // 128)), {"fold_threshold"})
 
@@ -267,15 +266,14 @@ def set_order() -> dict[str, int]:
 
 
 def bookkeeping() -> Iterator[tuple[str, Report]]:
-    yield "build tree N=8 of chains", lambda _: build_tree(8, False)
     for nodes in (8, 64):
-        yield f"build tree N={nodes}", lambda _, n=nodes: build_tree(n, True)
+        yield f"build tree N={nodes}", lambda on, n=nodes: build_tree(on, n)
     for nodes, page in ((4, 1), (8, 1), (64, 1), (4, 64)):
         name = f"N={nodes}" + (f" page {page}" if page > 1 else "")
-        yield f"commit window {name}", lambda _, n=nodes, p=page: commit_window(n, p)
-    yield "commit window N=8 folds all", lambda _: commit_window(8, 1, False)
+        yield f"commit window {name}", lambda on, n=nodes, p=page: commit_window(on, n, p)
+    yield "commit window N=8 folds all", lambda on: commit_window(on, 8, 1, False)
     for batch in (BATCH, 4096):
-        yield f"fold first {batch} rows", lambda _, b=batch: fold_first(b)
+        yield f"fold first {batch} rows", lambda on, b=batch: fold_first(on, b)
     yield "place nodes N=8", lambda _: place_nodes(8)
     yield "commit slots", lambda _: commit_slots(False)
     yield "commit slots with tracking", lambda _: commit_slots(True)

@@ -4,9 +4,9 @@ before that has ended.
     python -m tests.kernels.dependent_ptx      # exits with 1 where a kernel does more than it may
 
 Nothing may be written by then, for outputs may lie where a tensor was that a kernel before still reads. prepare and
-verify may look up and ask for memory: the convolution writes nothing of that. Whatever comes before a convolution may
-write all it looks at. Who lets the next kernel go: the convolution and prepare once they have waited; prepare by
-products at once, since verify touches nothing of theirs before it has waited itself.
+verify may look up and ask for memory: the convolution writes nothing of that. Whatever comes before a convolution, or
+before what is launched once a step, may write all it looks at. Who lets the next kernel go: all others once they have
+waited; prepare by products at once, since verify touches nothing of theirs before it has waited itself; verify nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import torch
+from mamba_mtp_kernels.common import tree, window
 from mamba_mtp_kernels.common.operands import fold_at_once
+from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as convolution
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
 
@@ -60,6 +62,23 @@ def convolve() -> Any:
         **dict.fromkeys(("slots", "rows", "parents", "pending", "order"), "i32"),
     }
     return compiled(convolution._conv1d_verify_kernel, pointers, constants, num_warps=2)
+
+
+STEP_POINTERS = {
+    **dict.fromkeys(("parents", "pending", "newest", "length", "window_row", "order", "slots", "rows"), "i32"),
+    **dict.fromkeys(("lengths", "last_correct", "steps_to_track", "track_count", "schedule"), "i32"),
+    **dict.fromkeys(("next_token", "next_sibling"), "i32"), "ancestors": "i64",
+    **dict.fromkeys(("src_slots", "dst_slots", "counts"), "i32"), **dict.fromkeys(("conv_states", "inputs"), "bf16"),
+}  # fmt: skip
+STEP_CONSTANTS = {
+    "N": NODES, "BLOCK_N": NODES, "C": 32, "BLOCK_C": 32, "PAGE": 1, "HAS_TRACK": True, "BLOCK_B": 32,
+    "DIM": 512, "K": 4, "BLOCK_D": 512, "OVERLAP": True,
+}  # fmt: skip
+
+
+def once_a_step(kernel: Any) -> Any:
+    """One of the kernels around a step's layers."""
+    return compiled(kernel, STEP_POINTERS, STEP_CONSTANTS, num_warps=1)
 
 
 OF_INTEREST = re.compile(r"griddepcontrol\.(wait|launch_dependents)|\b(st\.global|ld\.global|prefetch)")
@@ -110,6 +129,10 @@ def main() -> int:
         "prepare by products, in pieces": (gdn(True, 0, nodes=16, keys=64), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
         "convolution": (convolve(), set()),
+        "draft trees": (once_a_step(tree._build_tree_kernel), set()),
+        "schedule": (once_a_step(window._fold_first_kernel), set()),
+        "commit": (once_a_step(window._commit_window_kernel), set()),
+        "commit of the convolution": (once_a_step(conv_fold._fold_conv_kernel), set()),
     }
     wrong = False
     for name, (kernel, allowed) in kernels.items():

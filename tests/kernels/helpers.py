@@ -109,7 +109,8 @@ def gap_between_slots(pool: torch.Tensor, gap: int, fill: float = math.nan) -> t
 @dataclass
 class Bookkeeping:
     """The pool's integers for one batch (shapes: operands.Rows and operands.Window). Padding rows have slot <= 0.
-    newest and length are given together or not at all."""
+    newest and length are given together or not at all. one_tree: the kernels get the first row's tree for every row, as
+    a store gives it to them where all trees are chains."""
 
     slots: torch.Tensor
     rows: torch.Tensor
@@ -122,6 +123,7 @@ class Bookkeeping:
     newest: torch.Tensor | None = None
     length: torch.Tensor | None = None
     page: int = 1
+    one_tree: bool = False
 
     @property
     def batch(self) -> int:
@@ -138,7 +140,10 @@ class Bookkeeping:
     @property
     def batch_rows(self) -> Rows:
         """The batch as the kernels take it."""
-        return Rows(self.slots, self.rows, parents=self.parents, ancestors=self.ancestors)
+        parents, ancestors = self.parents, self.ancestors
+        if self.one_tree:
+            parents, ancestors = (table[:1].expand_as(table) for table in (parents, ancestors))
+        return Rows(self.slots, self.rows, parents=parents, ancestors=ancestors)
 
     def put_nodes(self, *given: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Write values [B*N, ...] of the batch's nodes to their places in a window's tensor [R, C, ...]; pairs of both,

@@ -135,13 +135,13 @@ LAUNCHES = {
         conv_fold,
         ("_fold_conv_kernel",),
         lambda: conv_fold.fold_conv(all_conv_states(), conv_window(LAYERS), folds()),
-        [LAYERS * BATCH * DIM // 1024],
+        [LAYERS * BATCH * DIM // 512],
     ),
     "commit_conv": (
         conv_fold,
         ("_fold_conv_kernel",),
         lambda: conv_fold.commit_conv(all_conv_states(), conv_window(LAYERS), rows()),
-        [LAYERS * BATCH * DIM // 1024],
+        [LAYERS * BATCH * DIM // 512],
     ),
 }
 

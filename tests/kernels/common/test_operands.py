@@ -51,12 +51,13 @@ def test_states():
 def test_rows():
     slots = integers(3, dtype=torch.int64)
     assert Rows(slots, slots, integers(4, 2), integers(3, 2, dtype=torch.int64), integers(9)).batch == 3
+    assert Rows(slots, slots, integers(1, 2).expand(3, 2), integers(3, 5, dtype=torch.int64)[:, :2]).batch == 3
     with pytest.raises(ValueError, match=r"rows: shape \(2,\), expected \[B=3\]"):
         Rows(slots, slots[:2])
     with pytest.raises(TypeError, match="parents: dtype"):
         Rows(slots, slots, parents=integers(3, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="parents: strides"):
-        Rows(slots, slots, parents=integers(3, 4)[:, :2])
+        Rows(slots, slots, parents=integers(2, 3).T)
     with pytest.raises(ValueError, match=r"ancestors: shape \(3, 4\), expected \[B>=3, N=2\]"):
         Rows(slots, slots, integers(3, 2), integers(3, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"schedule: shape \(2,\), expected \[B>=3\]"):

@@ -1,10 +1,12 @@
-"""build_tree: parents and ancestor masks from SGLang's links, in the kernel and in the reference."""
+"""build_tree: parents and ancestor masks from SGLang's links, in the kernel and in the reference; chain_tree: a
+chain's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from mamba_mtp_kernels.common import ops_for
+from mamba_mtp_kernels.common.chain import chain_tree
 from mamba_mtp_kernels.common.operands import MAX_NODES
 from mamba_mtp_kernels.common.reference import build_tree_reference
 from mamba_mtp_kernels.common.tree import build_tree
@@ -15,22 +17,31 @@ BUILDERS = [pytest.param(build_tree, id="kernel"), pytest.param(build_tree_refer
 POISON = 77
 
 
-def run(builder, device, *, batch, nodes, links=None, rows=None):
+def run(builder, device, *, batch, nodes, links, rows=None):
     rows = rows or batch
     parents = torch.full((rows, nodes), POISON, dtype=torch.int32, device=device)
     ancestors = torch.full((rows, nodes), POISON, dtype=torch.int64, device=device)
-    next_token, next_sibling = (None, None) if links is None else (link.to(device) for link in links)
+    next_token, next_sibling = (link.to(device) for link in links)
     builder(parents, ancestors, retrieve_next_token=next_token, retrieve_next_sibling=next_sibling, batch=batch)
     return parents.cpu(), ancestors.cpu()
 
 
-@pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 13, 16, 32, 64])
-def test_chain_without_links(builder, nodes, device):
-    parents, ancestors = run(builder, device, batch=2, nodes=nodes, rows=3)
-    expected = chain_parents(2, nodes)
-    assert torch.equal(parents[:2], expected)
-    assert torch.equal(ancestors[:2], ancestors_of(expected))
+def test_chain_without_links(nodes, device):
+    parents, ancestors = chain_tree(nodes, device)
+    expected = chain_parents(1, nodes)
+    assert (parents.dtype, ancestors.dtype) == (torch.int32, torch.int64)
+    assert torch.equal(parents.cpu()[None], expected)
+    assert torch.equal(ancestors.cpu()[None], ancestors_of(expected))
+    for table, longer in zip((parents, ancestors), chain_tree(64, device), strict=True):
+        assert torch.equal(table, longer[:nodes])
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_rows_beyond_the_batch_stay_as_they_are(builder, device):
+    links = tree_links(chain_parents(3, 5))
+    parents, ancestors = run(builder, device, batch=2, nodes=5, links=links, rows=3)
+    assert torch.equal(parents[:2], chain_parents(2, 5))
     assert (parents[2] == POISON).all() and (ancestors[2] == POISON).all(), "row beyond the batch written"
 
 
@@ -117,13 +128,15 @@ def test_unlinked_nodes_hang_on_the_root(device):
 def test_errors_name_the_argument(device):
     parents = torch.zeros(2, 4, dtype=torch.int32, device=device)
     ancestors = torch.zeros(2, 4, dtype=torch.int64, device=device)
-    none = {"retrieve_next_token": None, "retrieve_next_sibling": None}
+    links = {"retrieve_next_token": parents, "retrieve_next_sibling": parents}
     with pytest.raises(ValueError, match=r"parents: shape \(2, 4\), expected \[batch>=3, N=\?\]"):
-        build_tree(parents, ancestors, batch=3, **none)
+        build_tree(parents, ancestors, batch=3, **links)
     with pytest.raises(TypeError, match=r"parents: dtype torch\.int64"):
-        build_tree(parents.long(), ancestors, batch=2, **none)
-    with pytest.raises(ValueError, match="together"):
-        build_tree(parents, ancestors, batch=2, retrieve_next_token=parents, retrieve_next_sibling=None)
+        build_tree(parents.long(), ancestors, batch=2, **links)
+    with pytest.raises(ValueError, match=r"retrieve_next_sibling: shape \(1, 4\), expected \[batch>=2, N=4\]"):
+        build_tree(parents, ancestors, batch=2, **links | {"retrieve_next_sibling": parents[:1]})
+    with pytest.raises(ValueError, match="parents"):  # a row for all of them
+        build_tree(parents[:1].expand(2, 4), ancestors, batch=2, **links)
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
@@ -132,7 +145,9 @@ def test_no_more_nodes_than_a_mask_has_bits(builder, nodes, device):
     """The reference too: a CPU engine would go on with masks that overflowed."""
     assert MAX_NODES == 64
     with pytest.raises(ValueError, match=f"parents: {nodes} nodes, the ancestor mask holds 64"):
-        run(builder, device, batch=1, nodes=nodes)
+        run(builder, device, batch=1, nodes=nodes, links=tree_links(chain_parents(1, nodes)))
+    with pytest.raises(ValueError, match=f"parents: {nodes} nodes, the ancestor mask holds 64"):
+        chain_tree(nodes, device)
 
 
 def test_ops_for():

@@ -109,6 +109,17 @@ def test_matches_the_rule(commit, threshold, nodes, keeps_newest, device):
 
 
 @pytest.mark.parametrize("commit", COMMITS)
+def test_one_tree_of_all_rows(commit, device):
+    generator = torch.Generator().manual_seed(12)
+    tree = random_tree_parents(1, 7, generator).repeat(3, 1)
+    books = random_bookkeeping(parents=tree, pending=[2, 7, 9], fold_threshold=5, generator=generator)
+    expected, counts = naive_commit(books, [6, 2, -1], [0, 2, -1])
+    actual, track_count = run(commit, replace(books, one_tree=True), [6, 2, -1], [0, 2, -1], device)
+    replace(actual, one_tree=False).assert_same(expected)
+    assert track_count == [*counts, -5]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
 @pytest.mark.parametrize("page", [4, 16])
 def test_what_a_fold_leaves_goes_back_to_a_page(commit, page, device):
     """As far as anything is pending."""

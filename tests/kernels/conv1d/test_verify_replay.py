@@ -156,6 +156,13 @@ def test_a_chain_in_many_steps_has_the_bits_of_one(op, threshold, keeps_newest, 
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_one_tree_of_all_rows(op, device):
+    case = Case(random_tree_parents(1, 6, torch.Generator().manual_seed(3)).expand(3, 6), pending=[0, 2, 9])
+    y, _ = case.run(op, device)
+    assert_close("y", y, case.oracle(), LIMIT[torch.float32])
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_padding_rows(op, index_dtype, device):
     case = Case(random_tree_parents(4, 3, torch.Generator().manual_seed(1)), slots=[0, 2, -1, 5])

@@ -201,6 +201,15 @@ def test_chain_at_the_head_of_a_tree(device: torch.device) -> None:
 
 
 @BOTH
+def test_one_tree_of_all_rows(which: str, device: torch.device) -> None:
+    case = make_case(batch=3, nodes=6, pending=[0, 3, 9], device=device)
+    tables = {"parents": case.books.parents, "ancestors": case.books.ancestors}
+    alike = with_books(case, **{name: table[2:].repeat(3, 1) for name, table in tables.items()})
+    shared, verify = with_books(alike, one_tree=True), implementation(which, device)[0]
+    assert_same_bits("o", check_verify(shared, verify), check_verify(alike, verify))
+
+
+@BOTH
 def test_other_branches_do_not_matter(which: str, device: torch.device) -> None:
     """NaN inputs in one branch leave the outputs of the other nodes as they were, bit for bit."""
     verify = implementation(which, device)[0]

@@ -318,6 +318,15 @@ def test_masks_beyond_the_batch_are_not_read(device):
 
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_one_tree_of_all_rows(op, device):
+    case = make_case(batch=3, nodes=6, pending=[0, 3, 9], nheads=2, device=device)
+    for name in ("parents", "ancestors"):
+        setattr(case.books, name, getattr(case.books, name)[2:].repeat(3, 1))
+    case.books.one_tree = True
+    check(case, op)
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
 def test_tree_that_is_a_chain(op, device):
     """Nodes of one path through a tree have the outputs of the chain of these nodes."""
     case = make_case(batch=1, nodes=7, pending=[4], device=device, seed=2)
