@@ -86,8 +86,9 @@ def _without_the_convolution(fold_both):
 
 
 def _trees_as_chains(prepare):
-    def sabotaged(self: DraftStore, batch: VerifyBatch, next_token: object, next_sibling: object) -> None:
-        prepare(self, batch, None, None)
+    def sabotaged(self: DraftStore, batch: VerifyBatch, *_: object) -> None:
+        each_its_first = torch.arange(1, batch.nodes + 1, device=self.states.device).repeat(batch.size, 1)
+        prepare(self, batch, each_its_first, torch.full_like(each_its_first, -1))
 
     return sabotaged
 
