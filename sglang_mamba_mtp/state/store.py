@@ -118,20 +118,27 @@ class DraftStore(ABC):
 
     def _of_trees(self, buffer: torch.Tensor, of_chain: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         """[batch, nodes] of what `prepare` has left in ``buffer``; where all trees are chains, ``of_chain`` [nodes]."""
-        made = self._per_node(buffer, batch)
-        return of_chain[: batch.nodes].expand_as(made) if batch.chain else made
+        if not batch.chain:
+            return self._per_node(buffer, batch)
+        self._check_room(batch)
+        # (expand would give a row of one a stride of its own, and every kernel would be compiled once more)
+        return of_chain.as_strided((batch.size, batch.nodes), (0, 1))
 
     def _per_node(self, buffer: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
+        self._check_room(batch)
+        return buffer[: batch.size * batch.nodes].view(batch.size, batch.nodes)
+
+    def _check_room(self, batch: VerifyBatch) -> None:
         if batch.size > self._max_batch or batch.nodes > self.nodes:
             raise ValueError(
                 f"a verify of {batch.size} requests x {batch.nodes} draft nodes does not fit buffers made for "
                 f"{self._max_batch} x {self.nodes}; raise --max-running-requests or --speculative-num-draft-tokens"
             )
-        return buffer[: batch.size * batch.nodes].view(batch.size, batch.nodes)
 
     def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
         """Once a forward, before its first layer: the draft trees from SGLang's links ([batch, nodes], -1 for none;
         chains need none). May run on another stream than the commit before: reads nothing that a commit writes."""
+        self._check_room(batch)
         if batch.chain:
             return
         self._common.build_tree(

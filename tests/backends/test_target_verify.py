@@ -71,6 +71,26 @@ def test_commit_goes_to_the_rows_of_the_metadata_in_place(backend):
     assert rows_of(backend.store, [5, 6]) == [1, 2]
 
 
+@pytest.mark.parametrize("size, nodes", [(1, NODES), (2, NODES), (2, 1), (1, 3)])
+def test_rows_of_chains_share_one_tree(backend, size, nodes):
+    """At every batch size: another row stride would be another kernel to compile."""
+    from sglang_mamba_mtp.state.store import VerifyBatch
+
+    rows = backend.store.rows(VerifyBatch.padding(size, nodes, torch.device("cpu")))
+    assert rows.parents.stride(0) == rows.ancestors.stride(0) == 0
+    assert rows.parents.tolist() == [list(range(-1, nodes - 1))] * size
+    assert rows.ancestors.tolist() == [[2**node - 1 for node in range(nodes)]] * size
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_verify_that_does_not_fit_is_told_before_its_first_layer(backend, links):
+    first = torch.full((99, NODES), -1) if links else None
+    with pytest.raises(
+        ValueError, match=r"a verify of 99 requests x 4 draft nodes does not fit .* raise --max-running"
+    ):
+        backend.init_forward_metadata(verify_batch([1] * 99, [1] * 99, (first, first)))
+
+
 @pytest.mark.parametrize("real", [0, 1])
 def test_links_of_a_padded_batch(backend, real):
     """MLP sync pads slots and rows, and metadata their links; an idle rank brings none at all."""

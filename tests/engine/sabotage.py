@@ -251,8 +251,8 @@ def _scramble():
     @functools.wraps(prepare)
     def garbled(self, batch, next_token, next_sibling):
         rows = torch.tensor([row in marked for row in batch.rows.tolist()])
-        if next_token is None:  # the warm-up of kernels, for chains
-            return prepare(self, batch, None, None)
+        if batch.chain:  # SGLang's idle batches
+            return prepare(self, batch, next_token, next_sibling)
         return prepare(self, batch, scrambled(next_token, rows), scrambled(next_sibling, rows))
 
     Scheduler.run_batch, DraftStore.prepare = noting, garbled

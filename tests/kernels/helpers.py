@@ -142,7 +142,12 @@ class Bookkeeping:
         """The batch as the kernels take it."""
         parents, ancestors = self.parents, self.ancestors
         if self.one_tree:
-            parents, ancestors = (table[:1].expand_as(table) for table in (parents, ancestors))
+            # what a kernel finds that looks for the other rows'
+            tables = ((parents, 1), (ancestors, -1))
+            parents, ancestors = (
+                torch.cat([table[:1], torch.full_like(table[1:], garbage)])[:1].expand_as(table)
+                for table, garbage in tables
+            )
         return Rows(self.slots, self.rows, parents=parents, ancestors=ancestors)
 
     def put_nodes(self, *given: tuple[torch.Tensor, torch.Tensor]) -> None:

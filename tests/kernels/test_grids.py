@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mamba_mtp_kernels.common import tree
+from mamba_mtp_kernels.common import window as bookkeeping
 from mamba_mtp_kernels.common.grid import LIMITS
 from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
 from mamba_mtp_kernels.conv1d import fold as conv_fold
@@ -93,7 +95,25 @@ def gdn_fold() -> None:
     fold.gdn_fold(states(LAYERS), window(LAYERS), folds())
 
 
+def build_tree() -> None:
+    links = {name: integers(BATCH, NODES) for name in ("retrieve_next_token", "retrieve_next_sibling")}
+    tree.build_tree(integers(BATCH, NODES), integers(BATCH, NODES, dtype=torch.int64), **links, batch=BATCH)
+
+
+def commit_window() -> None:
+    per_row = {name: integers(BATCH) for name in ("last_correct", "steps_to_track", "track_count", "lengths")}
+    bookkeeping.commit_window(conv_window(), rows(), window_row=integers(BATCH + 1), **per_row)
+
+
 LAUNCHES = {
+    "build_tree": (tree, ("_build_tree_kernel",), build_tree, [BATCH]),
+    "fold_first": (
+        bookkeeping,
+        ("_fold_first_kernel",),
+        lambda: bookkeeping.fold_first(integers(BATCH), conv_window(), slots=integers(BATCH)),
+        [1],
+    ),
+    "commit_window": (bookkeeping, ("_commit_window_kernel",), commit_window, [BATCH]),
     "gdn_verify": (
         verify_replay,
         ("prepare_products_kernel", "_verify_kernel"),
@@ -146,22 +166,49 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
-def test_grids_are_short_where_they_must_be(name, monkeypatch):
-    module, kernels, launch, programs = LAUNCHES[name]
-    grids = []
+def recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], dict[str, object]]]:
+    """Grids and options of the launches."""
+    module, kernels, launch, _ = LAUNCHES[name]
+    launches = []
 
     class Recorder:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            grids.append(grid)
-            return lambda *_, **__: None
+            return lambda *_, **options: launches.append((grid, options))
 
     for kernel in kernels:
         monkeypatch.setattr(module, kernel, Recorder())
     launch()
-    assert [math.prod(grid) for grid in grids] == programs
+    return launches
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_grids_are_short_where_they_must_be(name, monkeypatch):
+    grids = [grid for grid, _ in recorded(name, monkeypatch)]
+    assert [math.prod(grid) for grid in grids] == LAUNCHES[name][-1]
     for grid in grids:
         assert all(size <= limit for size, limit in zip(grid, LIMITS, strict=False)), grid
+
+
+EARLY = (
+    "build_tree",
+    "fold_first",
+    "commit_window",
+    "conv1d_verify",
+    "conv1d_verify, in parts",
+    "fold_conv",
+    "commit_conv",
+)
+"""Whose kernels start while the one before them runs, where a GPU can do so."""
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_who_is_launched_early_waits(name, monkeypatch):
+    """(GDN's first kernel may wait for nobody and yet let the second one start.)"""
+    monkeypatch.setattr(LAUNCHES[name][0], "has_dependent_launch", lambda _: True, raising=False)
+    launches = [options for _, options in recorded(name, monkeypatch)]
+    assert launches
+    assert all(options["OVERLAP"] for options in launches if options.get("launch_pdl"))
+    assert name not in EARLY or all(options["launch_pdl"] for options in launches)
 
 
 def test_a_row_of_the_convolution_that_reaches_too_far_is_refused():

@@ -440,8 +440,9 @@ class Lives(RuleBasedStateMachine):
 
 def tensors_of(pool) -> list[torch.Tensor]:
     """Everything that lies in a pool's memory: its own tensors, its axis orders' and its store's."""
-    things = (*vars(pool.axis_orders).values(), *vars(pool.store).values(), *getattr(pool.store, "fields", {}).values())
-    held = {id(thing): thing for thing in things if isinstance(thing, torch.Tensor)}
+    things = [*vars(pool.axis_orders).values(), *vars(pool.store).values(), *getattr(pool.store, "fields", {}).values()]
+    several = [each for thing in things if isinstance(thing, tuple) for each in thing]
+    held = {id(thing): thing for thing in (*things, *several) if isinstance(thing, torch.Tensor)}
     return [pool.mamba_cache.temporal, *pool.mamba_cache.conv, *held.values()]
 
 

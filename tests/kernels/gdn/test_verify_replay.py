@@ -201,8 +201,10 @@ def test_chain_at_the_head_of_a_tree(device: torch.device) -> None:
 
 
 @BOTH
-def test_one_tree_of_all_rows(which: str, device: torch.device) -> None:
-    case = make_case(batch=3, nodes=6, pending=[0, 3, 9], device=device)
+@pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
+def test_one_tree_of_all_rows(which: str, products: bool, device: torch.device) -> None:
+    sizes = {"dtype": torch.bfloat16, "K": 32} if products else {}
+    case = make_case(batch=3, nodes=6, pending=[0, 3, 9], device=device, **sizes)
     tables = {"parents": case.books.parents, "ancestors": case.books.ancestors}
     alike = with_books(case, **{name: table[2:].repeat(3, 1) for name, table in tables.items()})
     shared, verify = with_books(alike, one_tree=True), implementation(which, device)[0]
