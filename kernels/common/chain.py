@@ -10,7 +10,7 @@ from .operands import check_nodes
 def chain_tree(nodes: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Parents [nodes] int32 and ancestors [nodes] int64 of a chain, as `tree.build_tree` gives them for a row.
 
-    Their beginnings are the shorter chains', and one row does for a whole batch (`Tensor.expand`).
+    Their beginnings are the shorter chains', and one row does for a whole batch (with a row stride of 0).
     Raises ValueError where there are more nodes than an ancestor mask has bits.
     """
     check_nodes(nodes)

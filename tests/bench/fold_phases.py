@@ -11,38 +11,34 @@ below the root as a comb of 16). The window's threshold is the default, a fold l
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
 
+import torch
 from graph_timing import import_kernels
 
 import_kernels()
 
-from mamba_mtp_kernels.common.operands import fold_at_once  # noqa: E402
+from mamba_mtp_kernels.common.operands import Window  # noqa: E402
 
 from sglang_mamba_mtp.state.window import threshold_for  # noqa: E402
 
 
 def folds_by_step(
     nodes: int, accept: float, *, rows: int, steps: int, path: int | None = None, runs: int = 100
-) -> list[list[int]]:
-    """[steps][runs]: rows that fold. `path`: nodes of the longest path; None: all, a chain."""
-    threshold, most = threshold_for(None, nodes), fold_at_once(nodes)
-    counted: list[list[int]] = [[] for _ in range(steps)]
-    for run in range(runs):
-        chance = random.Random(run)
-        pending, newest = [0] * rows, [0] * rows
-        for of_step in counted:
-            folding = [row for row in range(rows) if pending[row] > threshold]
-            of_step.append(len(folding))
-            for row in folding:
-                pending[row] -= min(pending[row] - newest[row], most)
-            for row in range(rows):
-                newest[row] = 1
-                while newest[row] < (path or nodes) and chance.random() < accept:
-                    newest[row] += 1
-                pending[row] += newest[row]
-    return counted
+) -> torch.Tensor:
+    """[steps, runs]: rows that fold. `path`: nodes of the longest path; None: all, a chain."""
+    generator = torch.Generator().manual_seed(0)
+    threshold, slots = threshold_for(None, nodes), torch.arange(runs * rows)
+    pending, newest = torch.zeros(2, runs * rows, dtype=torch.int32)
+    order = torch.zeros(1, threshold + 2 * nodes, dtype=torch.int32)
+    window = Window(pending, order, threshold, newest=newest, length=torch.zeros_like(pending))
+    counted = []
+    for _ in range(steps):
+        folding = window.folding(slots)
+        counted.append((folding > 0).view(runs, rows).sum(1))
+        drawn = torch.rand(runs * rows, (path or nodes) - 1, generator=generator) < accept
+        newest.copy_(1 + drawn.cumprod(1).sum(1))
+        pending += newest - folding
+    return torch.stack(counted)
 
 
 def main() -> None:
@@ -57,9 +53,9 @@ def main() -> None:
         for accept in options.accept:
             path = None if nodes < 16 else nodes // 2 + 1
             counted = folds_by_step(nodes, accept, rows=options.rows, steps=options.steps, path=path)
-            by_step = " ".join(f"{statistics.mean(of_step):.0f}" for of_step in counted)
-            last = counted[-1]
-            print(f"N={nodes} {accept}: {statistics.mean(last):.1f} +- {statistics.pstdev(last):.1f} | {by_step}")
+            by_step = " ".join(f"{mean:.0f}" for mean in counted.double().mean(1).tolist())
+            last = counted[-1].double()
+            print(f"N={nodes} {accept}: {last.mean():.1f} +- {last.std():.1f} | {by_step}")
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def _scramble():
     @functools.wraps(prepare)
     def garbled(self, batch, next_token, next_sibling):
         rows = torch.tensor([row in marked for row in batch.rows.tolist()])
-        if batch.chain:  # SGLang's idle batches
+        if batch.chain:  # a dummy run of SGLang's, which brings no links
             return prepare(self, batch, next_token, next_sibling)
         return prepare(self, batch, scrambled(next_token, rows), scrambled(next_sibling, rows))
 
