@@ -4,7 +4,8 @@ arguments.py    checks of a launcher's tensors
 operands.py     the dataclasses in which they travel
 grid.py         how many programs a launch may have; dependent.py: kernels that start while the one before them runs
 tree.py         draft trees; chain.py: those that are chains
-window.py       replay mode's windows: commits, and the order in which a verify starts its rows
+window.py       commits to replay mode's windows
+plan.py         where a step's rows stand in their windows, and the order in which a verify starts them
 pending.py      how many tokens of a slot are pending, and how many of them a verify folds
 draft_slots.py  slots mode's bookkeeping: where each request's newest state lies
 axis_order.py   the two axis orders of a state; turn.py: from one into the other; tile.py: a tile of either
@@ -22,12 +23,12 @@ import torch
 
 
 class CommonOps(NamedTuple):
-    """The common ops of one device. Signatures: tree.build_tree, window.*, draft_slots.*, turn.turn_states,
-    move.move_states."""
+    """The common ops of one device. Signatures: tree.build_tree, window.commit_window, plan.plan_rows,
+    draft_slots.*, turn.turn_states, move.move_states."""
 
     build_tree: Callable[..., None]
     commit_window: Callable[..., None]
-    fold_first: Callable[..., None]
+    plan_rows: Callable[..., None]
     place_nodes: Callable[..., None]
     commit_slots: Callable[..., None]
     newest_slots: Callable[..., None]
@@ -42,14 +43,15 @@ def ops_for(device: torch.device | str) -> CommonOps:
     if kind == "cuda":
         from .draft_slots import commit_slots, forget_inputs, newest_slots, place_nodes
         from .move import move_states
+        from .plan import plan_rows
         from .tree import build_tree
         from .turn import turn_states
-        from .window import commit_window, fold_first
+        from .window import commit_window
 
         return CommonOps(
             build_tree=build_tree,
             commit_window=commit_window,
-            fold_first=fold_first,
+            plan_rows=plan_rows,
             place_nodes=place_nodes,
             commit_slots=commit_slots,
             newest_slots=newest_slots,
@@ -63,7 +65,7 @@ def ops_for(device: torch.device | str) -> CommonOps:
         return CommonOps(
             build_tree=reference.build_tree_reference,
             commit_window=reference.commit_window_reference,
-            fold_first=reference.fold_first_reference,
+            plan_rows=reference.plan_rows_reference,
             place_nodes=reference.place_nodes_reference,
             commit_slots=reference.commit_slots_reference,
             newest_slots=reference.newest_slots_reference,

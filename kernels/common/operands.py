@@ -18,12 +18,19 @@ from .axis_order import KV, VK
 
 MAX_NODES = 64  # an ancestor mask is one int64
 FOLD_TOKENS = 16  # what a tensor core sums at once: a fold takes tokens in steps of as many
-MAX_SCHEDULED = 4096  # rows of a schedule: one program sorts them
+MAX_SCHEDULED = 4096  # rows of a schedule: each looks at all others
+PLAN_NEWEST = 4  # last tokens of a kind whose places a plan has: what a convolution reaches, and one more
+PLAN_ROOT = 4 + 2 * PLAN_NEWEST  # where a plan has the places of a row's nodes
 
 
 def fold_at_once(nodes: int) -> int:
     """Tokens that a verify folds at most, where the largest has this many nodes: whole steps."""
     return FOLD_TOKENS * max(1, -(-nodes // FOLD_TOKENS))
+
+
+def plan_width(nodes: int, fold_threshold: int) -> int:
+    """Numbers of a row's plan, for verifies of up to this many nodes: whole words of four."""
+    return -(-(PLAN_ROOT + nodes + fold_threshold) // 4) * 4
 
 
 def check_nodes(nodes: int) -> None:
@@ -83,6 +90,11 @@ class Rows:
                asks.
     schedule   [>=B] int32: order in which a kernel may start its rows; any permutation gives the same results. None:
                as they lie.
+    plan       [>=B, P] int32, P >= plan_width(N, fold_threshold): what plan.plan_rows says of each row
+               before a verify of N nodes. Four numbers: the slot (0: padding, and so is all else), the request row,
+               pending tokens, how many of them the verify folds. Then positions in its window, oldest token first: of
+               the PLAN_NEWEST newest tokens that it folds, and of as many pending ones (0 where there are fewer); from
+               PLAN_ROOT on of the N nodes; then of the tokens that stay pending. None where nobody asks.
     chain      every row's tree is a chain, whatever its links say to those who do not ask.
     """
 
@@ -91,6 +103,7 @@ class Rows:
     parents: torch.Tensor | None = None
     ancestors: torch.Tensor | None = None
     schedule: torch.Tensor | None = None
+    plan: torch.Tensor | None = None
     chain: bool = False
 
     def __post_init__(self) -> None:
@@ -100,6 +113,7 @@ class Rows:
             parents=Arg(self.parents, ">=B N", torch.int32),
             ancestors=Arg(self.ancestors, ">=B N", torch.int64),
             schedule=Arg(self.schedule, ">=B", torch.int32),
+            plan=Arg(self.plan, ">=B _", torch.int32),
         )
 
     @property
@@ -112,6 +126,16 @@ class Rows:
         if self.parents is None:
             raise ValueError("parents: None, but an op asks for the draft trees")
         return self.parents[: self.batch]
+
+    def plan_for(self, nodes: int = 0, fold_threshold: int = 0) -> torch.Tensor:
+        """The plan of the batch's rows [B, P]. Raises ValueError where none is given, or one too narrow for a verify of
+        this many nodes; 0: for those who ask of tokens before them alone."""
+        if self.plan is None:
+            raise ValueError("plan: None, but an op asks for the step's plan")
+        width = plan_width(nodes, fold_threshold)
+        if self.plan.shape[1] < width:
+            raise ValueError(f"plan: shape {tuple(self.plan.shape)}, expected {width} numbers a row or more")
+        return self.plan[: self.batch]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .axis_order import KV
-from .operands import Rows, SlotBooks, Window, check_lengths, check_nodes
+from .operands import PLAN_NEWEST, Rows, SlotBooks, Window, check_lengths, check_nodes
 
 
 def build_tree_reference(
@@ -113,11 +113,25 @@ def commit_window_reference(
         track_count[:batch] = torch.where(real & (steps_to_track >= 0), count, 0).to(track_count.dtype)
 
 
-def fold_first_reference(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -> None:
-    """Batch rows, those that fold in front. See window.fold_first."""
-    real = slots > 0
-    folds = real & (window.pending[torch.where(real, slots, 0).to(torch.int64)] > window.fold_threshold)
-    schedule[: slots.shape[0]] = (~folds).to(torch.int32).argsort(stable=True).to(schedule.dtype)
+def plan_rows_reference(window: Window, rows: Rows, *, nodes: int) -> None:
+    """Where every row stands in its window. See plan.plan_rows."""
+    plan, batch, order = rows.plan_for(nodes, window.fold_threshold), rows.batch, window.order
+    real = rows.slots > 0
+    slot, row = (torch.where(real, index, 0).to(torch.int64) for index in (rows.slots, rows.rows))
+    before = torch.where(real, window.pending[slot], 0).to(torch.int64)
+    folding = torch.where(real, window.folding(slot), 0).to(torch.int64)
+    plan[:, :4] = torch.stack([slot, row, before, folding], dim=1)
+    last = [(counted - PLAN_NEWEST, PLAN_NEWEST) for counted in (folding, before)]
+    start = 4
+    for first, count in (*last, (before, nodes), (folding, window.fold_threshold)):
+        entry = first[:, None] + torch.arange(count, device=order.device)
+        there = real[:, None] & (entry >= 0) & (entry < order.shape[1])
+        positions = order[row[:, None], entry.clamp(0, order.shape[1] - 1)]
+        plan[:, start : start + count] = torch.where(there, positions, 0)
+        start += count
+    if rows.schedule is not None:
+        folds = real & (before > window.fold_threshold)
+        rows.schedule[:batch] = (~folds).to(torch.int32).argsort(stable=True).to(rows.schedule.dtype)
 
 
 def place_nodes_reference(read_slots: torch.Tensor, write_slots: torch.Tensor, rows: Rows, books: SlotBooks) -> None:

@@ -1,6 +1,6 @@
-"""The bookkeeping of a window (operands.Window): what a commit makes pending, and which rows a verify starts first.
+"""The bookkeeping of a window (operands.Window): what a commit makes pending.
 
-Commit: which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
+Which draft nodes became pending tokens. With p = pending[slot] before the step, `order[row, :p]` are the
 pending tokens' window positions and node i of this step lies at `order[row, p + i]`. The verify folded the first f of
 them: none if p <= fold_threshold, else all but the newest ones, or one step's (pending.py). So
 
@@ -10,9 +10,6 @@ them: none if p <= fold_threshold, else all but the newest ones, or one step's (
 
 Only positions move; the tokens' inputs stay where the verify stored them. One program per batch row; the C positions of
 a row are read in full before the first is written.
-
-Schedule: rows that fold run several times as long as the others. Started last they would keep the GPU waiting with most
-of it idle; started first they are covered by the short ones. Rows keep their order within both classes.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import triton.language as tl
 from .arguments import INDICES, Arg, check
 from .dependent import has_dependent_launch, wait_then_let_go
 from .grid import launch_grid
-from .operands import MAX_SCHEDULED, Rows, Window, check_lengths
+from .operands import Rows, Window, check_lengths
 from .pending import pending_and_folding
 
 
@@ -112,20 +109,6 @@ def _commit_window_kernel(
     tl.store(track_count + b, count)
 
 
-@triton.jit(do_not_specialize=["slots", "batch"])
-def _fold_first_kernel(schedule, slots, pending, fold_threshold, batch, BLOCK_B: tl.constexpr, OVERLAP: tl.constexpr):
-    wait_then_let_go(OVERLAP)
-    b = tl.arange(0, BLOCK_B)
-    inside = b < batch
-    slot = tl.load(slots + b, mask=inside, other=0).to(tl.int64)
-    real = inside & (slot > 0)
-    folds = tl.load(pending + slot, mask=real, other=0) > fold_threshold
-    first = (real & folds).to(tl.int32)
-    later = (inside & (first == 0)).to(tl.int32)
-    place = tl.where(first == 1, tl.cumsum(first, axis=0) - 1, tl.sum(first, axis=0) + tl.cumsum(later, axis=0) - 1)
-    tl.store(schedule + place, b, mask=inside)
-
-
 def commit_window(
     window: Window,
     rows: Rows,
@@ -193,33 +176,3 @@ def commit_window(
         num_warps=1,
         launch_pdl=overlap,
     )
-
-
-def fold_first(schedule: torch.Tensor, window: Window, *, slots: torch.Tensor) -> None:
-    """Fill schedule with the batch rows 0..B-1, rows that the coming verify folds in front. One launch, no host read.
-
-    schedule  [>=B] int32: first B written.
-    window    pending is read at the slots.
-    slots     [B] int32 or int64, B <= 4096: read; <= 0 is padding, which never folds.
-
-    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
-    """
-    (batch,) = check(
-        slots=Arg(slots, "B", INDICES), pending=Arg(window.pending, "S"), schedule=Arg(schedule, ">=B", torch.int32)
-    ).get_all("B")
-    if batch > MAX_SCHEDULED:
-        raise ValueError(f"slots: {batch} rows, one program sorts at most {MAX_SCHEDULED}")
-    if batch:
-        block = triton.next_power_of_2(batch)
-        overlap = has_dependent_launch(slots.device)
-        _fold_first_kernel[(1,)](
-            schedule,
-            slots,
-            window.pending,
-            window.fold_threshold,
-            batch,
-            BLOCK_B=block,
-            OVERLAP=overlap,
-            num_warps=max(1, min(8, block // 128)),
-            launch_pdl=overlap,
-        )

@@ -1,7 +1,8 @@
 """Short convolution of draft trees.
 
 Replay: verify_replay.py convolves, fold.py moves a slot's state on where tokens are folded; history.py finds the inputs
-that both start from. Slots: verify_slots.py convolves and writes the state after every node.
+that both start from, words.py those of a state in SGLang's layout, four channels at a time. Slots: verify_slots.py
+convolves and writes the state after every node.
 """
 
 from __future__ import annotations

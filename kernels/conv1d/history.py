@@ -15,7 +15,8 @@ import triton.language as tl
 def inputs_before(where, channel, inside, K: tl.constexpr):
     """Those K - 1 inputs [BLOCK_D] of a row's channels, newest first, in the state's dtype.
 
-    where: count, the row's order, its window and a token's stride in it, the state's channels and an entry's stride.
+    where: count, the row's order (of which the last K - 1 of these tokens' entries are read), its window and a token's
+    stride in it, the state's channels and an entry's stride.
     """
     count, order_row, window_row, stride_token, state_row, stride_entry = where
     found = ()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..common.operands import Folds, NodeSlots, Rows
+from ..common.operands import PLAN_NEWEST, PLAN_ROOT, Folds, NodeSlots, Rows
 from .options import has_silu
 from .parts import Part, parts_of
 from .window import ConvWindow
@@ -53,12 +53,13 @@ def conv1d_verify_reference(
     batch, nodes = rows.trees.shape
     dim, width = weight.shape
     silu = has_silu(activation)
-    real = rows.slots > 0
-    slot, row = (torch.where(real, index, 0).to(torch.int64) for index in (rows.slots, rows.rows))
+    plan = rows.plan_for(nodes, window.fold_threshold).long()
+    slot, row, before, _ = plan[:, :4].unbind(1)
+    real = slot > 0
     inputs = x.reshape(batch, nodes, dim)
-    before = torch.where(real, window.pending[slot], 0).to(torch.int64)
-    old = _states_after(conv_states[None, slot], window.of_all_layers(), row, before)[0]  # [B, dim, K-1], oldest first
-    position = window.order[row].long().gather(1, before[:, None] + torch.arange(nodes, device=x.device))
+    newest = plan[:, PLAN_ROOT - width + 1 : PLAN_ROOT]
+    old = _states_after(conv_states[None, slot], window.inputs[None], row, before, newest)[0]  # [B, dim, K-1]
+    position = plan[:, PLAN_ROOT : PLAN_ROOT + nodes]
     window.inputs[row[real][:, None], position[real]] = inputs[real].to(window.inputs.dtype)
 
     links = torch.where(real[:, None], rows.trees, -1)
@@ -143,21 +144,31 @@ def fold_conv_reference(conv_states: torch.Tensor, window: ConvWindow, folds: Fo
     src, dst, count = folds.src[live].long(), folds.dst[live].long(), folds.counts[live].long()
     # a plain copy reads no window, and its row may be garbage
     row = torch.where(count > 0, folds.rows[live].long(), 0)
-    conv_states[:, dst] = _states_after(conv_states[:, src], window, row, count)
+    taps = conv_states.shape[-1]
+    token = count[:, None] - taps + torch.arange(taps, device=conv_states.device)
+    newest = window.order[row].long().gather(1, token.clamp(min=0))
+    conv_states[:, dst] = _states_after(conv_states[:, src], window.inputs, row, count, newest)
 
 
-def commit_conv_reference(conv_states: torch.Tensor, window: ConvWindow, rows: Rows) -> None:
-    """Fold in place what a verify has folded. See fold.commit_conv."""
-    slots = torch.where(rows.slots > 0, rows.slots, 0)
-    counts = torch.where(slots > 0, window.folding(slots.long()), 0)
-    fold_conv_reference(conv_states, window, Folds(slots, slots, rows.rows, counts))
+def commit_conv_reference(
+    conv_states: torch.Tensor, window: ConvWindow, rows: Rows, *, after_commit: bool = False
+) -> None:
+    """Fold in place what a verify has folded. See fold.commit_conv; after_commit is of no effect here."""
+    plan = rows.plan_for().long()
+    plan = plan[plan[:, 3] > 0]
+    slot, row, _, count = plan[:, :4].unbind(1)
+    end = PLAN_ROOT - PLAN_NEWEST
+    newest = plan[:, end - conv_states.shape[-1] : end]
+    conv_states[:, slot] = _states_after(conv_states[:, slot], window.inputs, row, count, newest)
 
 
-def _states_after(old: torch.Tensor, window: ConvWindow, row: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """old [L, B, dim, K-1] after the first count [B] tokens of each row [B] of the window."""
+def _states_after(
+    old: torch.Tensor, inputs: torch.Tensor, row: torch.Tensor, count: torch.Tensor, newest: torch.Tensor
+) -> torch.Tensor:
+    """old [L, B, dim, K-1], oldest entry first, after the first count [B] tokens of each row [B] of the window's inputs
+    [L, R, C, dim], the last K-1 of which lie at newest [B, K-1], oldest first; of no meaning where there are fewer."""
     layers, _, dim, taps = old.shape
-    token = count[:, None] - taps + torch.arange(taps, device=old.device)  # [B, K-1], oldest first; < 0: an old entry
-    position = window.order[row].long().gather(1, token.clamp(min=0))
-    new = window.inputs[:, row[:, None], position].transpose(2, 3).to(old.dtype)
+    token = count[:, None] - taps + torch.arange(taps, device=old.device)  # [B, K-1]; < 0: an old entry
+    new = inputs[:, row[:, None], newest].transpose(2, 3).to(old.dtype)
     entry = (token + taps).clamp(max=taps - 1)[None, :, None, :].expand(layers, -1, dim, taps)
     return torch.where((token >= 0)[None, :, None, :], new, old.gather(3, entry))

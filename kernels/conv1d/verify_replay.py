@@ -17,6 +17,9 @@ strides; window inputs [R, C, dim]. A program owns BLOCK_D channels, of one part
 Where all rows are chains (rows.chain) a program looks at no links, and loads what its nodes share once: each input is
 four nodes' tap. The bits are the tree's. Of rows with K - 1 tokens pending no state is looked at.
 
+Little else is read than inputs and outputs, so that a program's time is that of its waits for memory, one behind
+another: where its row stands comes from the step's plan (common/plan.py) at once, and then all its inputs.
+
 A tree's tap is a load from wherever its input lies. Where K - 1 tokens are pending and all inputs are of one type, that
 is x or the window, and a program selects places, a few scalars a tap, in place of inputs. With fewer pending it selects
 among the inputs before the root, one node at a time: all at once would take half as many registers again, from the
@@ -36,6 +39,7 @@ from ..common.dependent import has_dependent_launch, wait_then_let_go
 from ..common.fragments import inside as fits
 from ..common.grid import launch_grid
 from ..common.operands import Rows
+from ..common.plan import planned
 from .history import inputs_before
 from .options import check_width, has_silu
 from .parts import Part, parts_of
@@ -44,7 +48,8 @@ from .taps import above, activated_in_powers_of_two, add_tap, product
 from .window import ConvWindow
 
 PROGRAMS_WANTED = 4096  # with fewer (row, node, 256 channels) triples each gets its own program
-TREE_NODES = 4  # of a program, where there are more
+FEW_NODES, MANY_NODES = 4, 8  # of a program, where there are more
+PROGRAMS_AT_ONCE = 2048  # about what runs together: chains' programs that are not more have few nodes
 TREE_BYTES = 1024  # of an input, 16 a thread
 CHAIN_REGISTERS = 64  # a thread's, where inputs have 16 bits: of sixteen programs a multiprocessor; more gain nothing
 
@@ -66,13 +71,11 @@ def _weights(weight, stride_weight, channel, inside, K: tl.constexpr, WORDS: tl.
 
 
 @triton.jit
-def _newest_pending(where, channel, inside, K: tl.constexpr):
-    """As `inputs_before`, where at least K - 1 tokens are pending and all is of one dtype."""
-    pending, order_row, window_row, stride_token, _, _ = where
+def _newest_pending(window_row, offsets, channel, inside, K: tl.constexpr):
+    """As `inputs_before`, where at least K - 1 tokens are pending, at these offsets, and all is of one dtype."""
     past = ()
     for older in tl.static_range(K - 1):
-        offset = tl.load(order_row + pending - 1 - older) * stride_token
-        past = past + (tl.load(window_row + offset + channel, mask=inside, other=0.0),)  # noqa: RUF005 (jit: no unpacking)
+        past = past + (tl.load(window_row + offsets[older] + channel, mask=inside, other=0.0),)  # noqa: RUF005 (jit: no unpacking)
     return past
 
 
@@ -154,14 +157,14 @@ def _store(acc, own, y_at, window_at, inside, SILU: tl.constexpr):
 
 @triton.jit
 def _one_by_one(
-    x_row, to, window_row, parents_row, order_new, stride_x, stride_token, past, taps, first, inside,
+    x_row, to, window_row, parents_row, root, stride_x, stride_token, past, taps, first, inside,
     N: tl.constexpr, K: tl.constexpr, NODES: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Nodes `first` and following from beginning to end, whatever lies before the root."""
     for offset in tl.range(NODES, loop_unroll_factor=1):
         node = first + offset
         there = fits(node, N, N % NODES == 0)
-        position = tl.load(order_new + node, mask=there, other=0)
+        position = tl.load(root + node, mask=there, other=0)
         own = tl.load(x_row + node.to(tl.int64) * stride_x, mask=inside & there, other=0.0)
         path = _path(tl.where(there, node, -1), parents_row, K)
         acc = _sum_from_inputs(own, path, x_row, stride_x, past, taps, inside, K)
@@ -176,20 +179,17 @@ def _conv1d_verify_kernel(
     conv_states,
     weight,
     bias,
-    slots,
-    rows,
+    plan,
     parents,
-    pending,
-    order,
     window_inputs,
     first_kept,
     second_kept,
-    capacity,
     stride_x,
     stride_state_slot,
     stride_state_dim,
     stride_tok,
     stride_weight,
+    stride_plan,
     stride_parents,
     stride_inputs_row,
     stride_inputs_token,
@@ -216,8 +216,15 @@ def _conv1d_verify_kernel(
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(2) * NODES
     ALL: tl.constexpr = N % NODES == 0
-    slot = tl.load(slots + b).to(tl.int64)
-    row = tl.load(rows + b).to(tl.int64)
+    root, slot, row, before, _folding = planned(plan, b, stride_plan)
+    # places of the tokens before the root and of the nodes, from the plan as well: one wait for memory for all of it
+    offsets = ()
+    for older in tl.static_range(K - 1):
+        offsets = offsets + (tl.load(root - 1 - older) * stride_inputs_token,)  # noqa: RUF005 (jit: no unpacking)
+    positions = ()
+    for offset in tl.static_range(NODES):
+        node = first + offset
+        positions = positions + (tl.load(root + node, mask=fits(node, N, ALL), other=0),)  # noqa: RUF005
     RESULT_WIDTH: tl.constexpr = WIDTH_0 if RESULT == 0 else WIDTH_1 if RESULT == 1 else WIDTH_2
     channel, inside, to = part_of(
         tl.program_id(1), row, y + b * N * RESULT_WIDTH, first_kept, second_kept,
@@ -234,35 +241,31 @@ def _conv1d_verify_kernel(
         return
     x_start = x + b * N * stride_x
     x_row = x_start + channel
-    before = tl.load(pending + slot)
-    order_row = order + row * capacity
     window_start = window_inputs + row * stride_inputs_row
     window_row = window_start + channel
     state_row = conv_states + slot * stride_state_slot + channel.to(tl.int64) * stride_state_dim
     parents_row = parents + b * stride_parents
 
     # what every node of the program may ask for: the taps' weights, by steps up, and the inputs before the root
-    where = (before, order_row, window_start, stride_inputs_token, state_row, stride_tok)
+    where = (before, root - before, window_start, stride_inputs_token, state_row, stride_tok)
     weights = _weights(weight, stride_weight, channel, inside, K, WORDS)
     begin = tl.zeros((BLOCK_D,), tl.float32)
     if HAS_BIAS:
         begin = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     taps = (weights, begin)
     # all loads before the first store: the compiler cannot know that they do not overlap
-    positions = ()
     own = ()
     paths = ()
     for offset in tl.static_range(NODES):
         node = first + offset
         there = fits(node, N, ALL)
-        positions = positions + (tl.load(order_row + before + node, mask=there, other=0),)  # noqa: RUF005
         own = own + (tl.load(x_start + (node * stride_x + channel), mask=inside & there, other=0.0),)  # noqa: RUF005
         if not CHAIN:
             paths = paths + (_path(tl.where(there, node, -1), parents_row, K),)  # noqa: RUF005
     from_places = before >= K - 1 if PLACES else False
     if CHAIN:
-        if from_places:  # noqa: SIM108 (one of both is loaded)
-            past = _newest_pending(where, channel, inside, K)
+        if from_places:
+            past = _newest_pending(window_start, offsets, channel, inside, K)
         else:
             past = inputs_before(where, channel, inside, K)
         earlier = past if NODES >= N else _earlier(first, x_row, past, stride_x, inside, K)
@@ -274,12 +277,9 @@ def _conv1d_verify_kernel(
             _store(acc, own[offset], output_at(to, node, positions[offset]), window_at, here, SILU)
     elif from_places:
         places = (x_start, stride_x, window_start)
-        waiting = ()
-        for older in tl.static_range(K - 1):
-            waiting = waiting + (tl.load(order_row + before - 1 - older) * stride_inputs_token,)  # noqa: RUF005
         sums = ()
         for offset in tl.static_range(NODES):
-            acc = _sum_from_places(own[offset], paths[offset], places, waiting, taps, channel, inside, K)
+            acc = _sum_from_places(own[offset], paths[offset], places, offsets, taps, channel, inside, K)
             sums = sums + (acc,)  # noqa: RUF005
         for offset in tl.static_range(NODES):
             node = first + offset
@@ -289,8 +289,8 @@ def _conv1d_verify_kernel(
     else:
         past = inputs_before(where, channel, inside, K)
         _one_by_one(
-            x_row, to, window_row, parents_row, order_row + before, stride_x, stride_inputs_token, past, taps, first,
-            inside, N, K, NODES, SILU,
+            x_row, to, window_row, parents_row, root, stride_x, stride_inputs_token, past, taps, first, inside,
+            N, K, NODES, SILU,
         )  # fmt: skip
 
 
@@ -312,9 +312,9 @@ def conv1d_verify(
     weight       [dim, K] float, inner contiguous, K in 2..4: read.
     bias         [dim] float: read. None: no bias.
     activation   "silu", "swish" or None.
-    rows         slots, rows and parents (of chains their shape alone) are read; outputs of padding are zero.
+    rows         the plan and parents (of chains their shape alone) are read; outputs of padding are zero.
     window       of one layer: at the rows, the newest pending tokens' inputs are read, and node i's are written to
-                 order[r, pending + i].
+                 order[r, pending + i]: where the plan says that these are.
     parts        what becomes of y's channels, in order: one number, of channels that are the result, and up to two
                  tensors [R, C, ...] of x's dtype, a token's contiguous, to which as many as a token has there are
                  written, node i's at order[r, pending + i]. None: all are the result.
@@ -328,13 +328,14 @@ def conv1d_verify(
         bias=Arg(bias, "dim", FLOATS),
         x=Arg(x, "B*N dim", FLOATS),
         conv_states=Arg(conv_states, "S dim K-1", FLOATS, contiguous=0),
-        pending=Arg(window.pending, "S"),
+        plan=Arg(rows.plan, ">=B _"),
         order=Arg(window.order, "R C"),
         **window.inputs_as("R C"),
     )
     batch, nodes, dim, width, capacity = sizes.get_all("B N dim K C")
     check_width(width)
     window.check_room(nodes)
+    plan = rows.plan_for(nodes, window.fold_threshold)
     silu = has_silu(activation)
     pieces = parts_of(parts, dim, x.dtype, window.order)
     y = torch.empty((batch * nodes, pieces.result_width), dtype=x.dtype, device=x.device)
@@ -344,7 +345,9 @@ def conv1d_verify(
     chain = rows.chain and x.dtype == conv_states.dtype
     # few programs: latency counts, each node has its own; many: share weights among some nodes, and a chain's inputs
     many = batch * triton.cdiv(dim, 256) * nodes >= PROGRAMS_WANTED
-    per_program = min(triton.next_power_of_2(nodes), 8 if chain else TREE_NODES) if many else 1
+    of_many = batch * triton.cdiv(dim, 256) * triton.cdiv(nodes, MANY_NODES)
+    share = MANY_NODES if chain and of_many > PROGRAMS_AT_ONCE else FEW_NODES
+    per_program = min(triton.next_power_of_2(nodes), share) if many else 1
     block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(max(pieces.widths)))
     inputs = window.inputs
     widest = max(tensor.stride(1) for tensor in (inputs, *pieces.kept) if tensor is not None)
@@ -360,19 +363,16 @@ def conv1d_verify(
         conv_states,
         weight,
         bias,
-        rows.slots,
-        rows.rows,
+        plan,
         rows.parents,
-        window.pending,
-        window.order,
         inputs,
         *pieces.kept,
-        capacity,
         x.stride(0),
         conv_states.stride(0),
         conv_states.stride(1),
         conv_states.stride(2),
         weight.stride(0),
+        plan.stride(0),
         rows.trees.stride(0),
         inputs.stride(0),
         inputs.stride(1),

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..common.axis_order import KV
-from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
-from ..common.reference import entries_from
+from ..common.operands import PLAN_ROOT, Folds, NodeSlots, Rows, States, check_nodes
 from .arguments import SlotsTiling, per_head
 from .window import Mamba2Window
 
@@ -101,29 +100,26 @@ def mamba2_verify_reference(
     """
     assert rows.ancestors is not None
     nheads = window.x.shape[2]
-    batch, nodes, capacity = rows.batch, rows.ancestors.shape[1], window.order.shape[1]
+    batch, nodes = rows.batch, rows.ancestors.shape[1]
     check_nodes(nodes)
     window.check_room(nodes)
+    plan = rows.plan_for(nodes, window.fold_threshold).long()
     A = per_head("A", A, 1).to(compute_dtype)
     bias = None if dt_bias is None else per_head("dt_bias", dt_bias, 1)
-    real = rows.slots > 0
-    slot = torch.where(real, rows.slots, 0).to(torch.int64)
-    row = torch.where(real, rows.rows, 0).to(torch.int64)
-    before = torch.where(real, window.pending[slot], 0).to(torch.int64)
-    positions = window.order[row].to(torch.int64)
+    slot, row, before, folding = plan[:, :4].unbind(1)
+    real = slot > 0
+    places, waiting = plan[:, PLAN_ROOT:].split((nodes, plan.shape[1] - PLAN_ROOT - nodes), dim=1)
 
     start = load_states(states, slot).to(compute_dtype)
     inputs = (window.x[row], window.B[row], window.dt[row], A)
-    folding = torch.where(real, window.folding(slot), 0).to(torch.int64)
-    folded = _replay(start, folding, positions, *inputs)
+    folded = _replay(start, folding, window.order[row].to(torch.int64), *inputs)
     folds = folding > 0
     store_states(states, slot[folds], folded[folds], lie_as_kv(states, slot[folds]))
     # what the next verify would read
     start = torch.where(folds[:, None, None, None], folded.to(states.data.dtype).to(compute_dtype), start)
-    start = _replay(start, before - folding, entries_from(positions, folding), *inputs)
+    start = _replay(start, before - folding, waiting, *inputs)
 
-    entry = (before[:, None] + torch.arange(nodes, device=C.device)).clamp(max=capacity - 1)
-    nodes_at = row[:, None], positions.gather(1, entry)
+    nodes_at = row[:, None], places
     x_nodes, B_nodes = (stored[nodes_at].to(compute_dtype) for stored in (window.x, window.B))
     C_nodes = C.reshape(batch, nodes, *C.shape[1:]).to(compute_dtype)
     dt_nodes = final_dt(per_head("dt", dt, 2), bias, dt_softplus, compute_dtype)

@@ -9,9 +9,9 @@ S0 = checkpoint[slot]. No solve: the tree only decides which terms count. Sums o
 two is as good as the sum between, so strong decays upstream of t cost no digits. D joins the diagonal term, both being
 coefficients of x_i (coefficients.py).
 
-A row with more than fold_threshold pending tokens first folds the oldest into its checkpoint, as many as
-common/pending.py says, exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending counts
-are not touched here: the commit (common/window.py) asks the same rule.
+A row with more than fold_threshold pending tokens first folds the oldest into its checkpoint, as many as the step's
+plan says (common/plan.py), exactly (fold_tile.py), and writes it; its outputs start from the written state. Pending
+counts are not touched here: the commit (common/window.py) asks the same rule (common/pending.py).
 
 Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (state, coefficients) goes in addends
 (common/fragments.py), two for an output of 16 bits and three for float32.
@@ -52,7 +52,7 @@ from ..common.fragments import (
 )
 from ..common.grid import launch_grid
 from ..common.operands import Rows, States
-from ..common.pending import pending_and_folding
+from ..common.plan import planned
 from ..common.tile import IS_KV
 from .arguments import check_sizes, parameters
 from .coefficients import coefficients, no_coefficients, paths, step_sizes
@@ -210,9 +210,8 @@ def _stream_row(
 
 @triton.jit
 def _mamba2_verify_kernel(
-    dt, C, A, D, dt_bias, y, checkpoint, axis_order, slots, rows, pending, newest, order,
-    window_x, window_B, window_dt, ancestors, schedule, fold_threshold, fold_at_once,
-    stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
+    dt, C, A, D, dt_bias, y, checkpoint, axis_order, plan, order, window_x, window_B, window_dt, ancestors, schedule,
+    stride_plan, stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos, stride_ancestors,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
@@ -227,7 +226,7 @@ def _mamba2_verify_kernel(
         b = tl.load(schedule + b).to(tl.int64)
     first_block = tl.program_id(1) * BLOCKS
     group = head // HEADS_PER_GROUP
-    slot = tl.load(slots + b).to(tl.int64)
+    root, slot, row, before, folding = planned(plan, b, stride_plan)
     node_i = tl.arange(0, BLOCK_I)
     y_head = y + b * N * stride_y + head * HEADDIM
     if slot <= 0:
@@ -241,8 +240,7 @@ def _mamba2_verify_kernel(
         return
 
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
-    row = tl.load(rows + b).to(tl.int64)
-    before, folding = pending_and_folding(pending, newest, slot, fold_threshold, fold_at_once)
+    kept = before - folding
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
@@ -259,17 +257,17 @@ def _mamba2_verify_kernel(
     token = tl.arange(0, BLOCK_T)
     node = token - (BLOCK_T - N)
     is_node = node >= 0
-    is_waiting = token < before - folding
+    is_waiting = token < kept
     if MORE:
         is_waiting = is_waiting & (node < 0)
-    entry = tl.where(is_node, before + node, folding + token)
-    position = tl.load(order_row + entry, mask=(is_waiting | is_node) & (entry < CAPACITY), other=0).to(tl.int64)
+    place = tl.where(is_node, node, N + token)
+    position = tl.load(root + place, mask=is_waiting | is_node, other=0).to(tl.int64)
     tokens = (node_i, position, node, is_waiting, is_node)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
     dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
     if tl.program_id(1) == 0:
-        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node & (entry < CAPACITY))
+        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node)
 
     is_i = node_i < N
     rate = decay_rate.to(tl.float64)
@@ -292,10 +290,10 @@ def _mamba2_verify_kernel(
     inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
     place = (checkpoint_head, first_block, is_kv)
     waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
-    if MORE and before - folding > BLOCK_T - N:
+    if MORE and kept > BLOCK_T - N:
         later = BLOCK_T - N + tl.arange(0, MORE)
-        is_later = later < before - folding
-        at_later = tl.load(order_row + folding + later, mask=is_later, other=0).to(tl.int64)
+        is_later = later < kept
+        at_later = tl.load(root + N + later, mask=is_later, other=0).to(tl.int64)
         dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
         more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
         _stream_row(
@@ -404,7 +402,7 @@ def mamba2_verify(
                 [H] float, or expanded to [H, P(, D)] with stride 0; D and dt_bias may be None.
     dt_softplus whether the step size is softplus(dt + dt_bias), or dt + dt_bias.
     states      one layer's, [S, H, P, D]: read at the slots; those of rows that fold are written, as they lie.
-    rows        with ancestors. Padding (slot <= 0): y zero, nothing else written.
+    rows        with ancestors and a plan. Padding (slot <= 0): y zero, nothing else written.
     window      one layer's, x and B of C's dtype: at the rows, pending entries are read, and of the nodes, which are at
                 order[row, pending .. pending + N), x and B too: after the convolution. Their dt is written there.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
@@ -416,7 +414,7 @@ def mamba2_verify(
     y = C.new_empty(C.shape[0], *window.x.shape[-2:]) if out is None else out
     sizes = check(
         slots=Arg(rows.slots, "B"),
-        rows=Arg(rows.rows, "B"),
+        plan=Arg(rows.plan, ">=B _"),
         ancestors=Arg(rows.ancestors, ">=B N"),
         schedule=Arg(rows.schedule, ">=B"),
         dt=Arg(dt, "B*N H", FLOATS, contiguous=0),
@@ -426,7 +424,6 @@ def mamba2_verify(
         dt_bias=Arg(dt_bias, "H", FLOATS, contiguous=0),
         states=Arg(states.data, "S H P D", FLOATS, contiguous=2),
         axis_order=Arg(states.axis_order, "S"),
-        pending=Arg(window.pending, "S"),
         order=Arg(window.order, "R C"),
         window_x=Arg(window.x, "R C H P", C.dtype, contiguous=2),
         window_B=Arg(window.B, "R C G D", C.dtype, contiguous=2),
@@ -436,6 +433,7 @@ def mamba2_verify(
     batch, nodes, nheads, headdim, ngroups, dstate = sizes.get_all("B N H P G D")
     check_sizes(nodes, nheads, ngroups, dstate)
     window.check_room(nodes)
+    plan = rows.plan_for(nodes, window.fold_threshold)
     if batch == 0:
         return y
     tiling = tiling or default_tiling(
@@ -462,10 +460,8 @@ def mamba2_verify(
     )
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
-        dt, C, A, D, dt_bias, y, states.data, states.axis_order, rows.slots, rows.rows, window.pending,
-        window.newest, window.order, window.x, window.B, window.dt, rows.ancestors, rows.schedule,
-        window.fold_threshold, window.fold_at_once,
-        dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
+        dt, C, A, D, dt_bias, y, states.data, states.axis_order, plan, window.order, window.x, window.B, window.dt,
+        rows.ancestors, rows.schedule, plan.stride(0), dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
         window.B.stride(1), window.dt.stride(0), window.dt.stride(1), rows.ancestors.stride(0),

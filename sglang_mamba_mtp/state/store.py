@@ -74,8 +74,6 @@ class DraftStore(ABC):
         states: the pool's ``temporal`` [L, S, ...].
         conv_states: the pool's ``conv[0]`` [L, S, dim, K-1].
         nodes: the largest draft length.
-        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie. (In slots mode, and
-            where a batch may be longer than one program sorts.)
         counts: where folds and settles are counted, or None: set where metrics are exported.
     """
 
@@ -85,7 +83,6 @@ class DraftStore(ABC):
         """``verify`` is the family's kernel for this mode, ``max_batch`` the longest (padded) batch."""
         device = states.device
         self.states, self.conv_states, self.nodes = states, conv_states, nodes
-        self.schedule: torch.Tensor | None = None
         self.counts: Counts | None = None
         self._verify = verify
         self._common = common.ops_for(device)
@@ -112,7 +109,6 @@ class DraftStore(ABC):
             batch.rows,
             parents=self.parents(batch),
             ancestors=self.ancestors(batch),
-            schedule=self.schedule,
             chain=batch.chain,
         )
 

@@ -33,12 +33,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from mamba_mtp_kernels.common import operands
-from mamba_mtp_kernels.common.operands import FOLD_TOKENS, MAX_SCHEDULED, Folds, States
+from mamba_mtp_kernels.common.operands import FOLD_TOKENS, MAX_SCHEDULED, Folds, States, plan_width
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 from triton.runtime.errors import OutOfResources
 
@@ -128,7 +128,12 @@ class WindowShape:
 
 
 class Window(DraftStore):
-    """The windows of all request rows and the pending counts of all slots (see the module's text)."""
+    """The windows of all request rows and the pending counts of all slots (see the module's text).
+
+    Attributes, beside `DraftStore`'s
+        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie, where a batch may be
+            too long to be sorted.
+    """
 
     def __init__(
         self,
@@ -167,8 +172,11 @@ class Window(DraftStore):
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
+        self.schedule: torch.Tensor | None = None
         if max_batch <= MAX_SCHEDULED:
             self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
+        width = plan_width(shape.nodes, shape.threshold)
+        self._plan = torch.empty((max_batch, width), dtype=torch.int32, device=device)
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
         self._out_of_reach = torch.zeros((), dtype=torch.int64, device=device)
         self.renew()
@@ -176,8 +184,8 @@ class Window(DraftStore):
     def renew(self) -> None:
         super().renew()
         inputs = (self.conv_inputs, *self.fields.values())
-        counters = (self._track_count, self._out_of_reach)
-        for buffer in (self.pending, self.window_row, self.newest, self.length, *counters, *inputs):
+        rewritten = (self._plan, self._track_count, self._out_of_reach)
+        for buffer in (self.pending, self.window_row, self.newest, self.length, *rewritten, *inputs):
             buffer.zero_()
         for permutation in (self.order, *self._schedules()):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
@@ -188,18 +196,19 @@ class Window(DraftStore):
 
     @property
     def nbytes(self) -> int:
-        buffers = (self.conv_inputs, self._track_count, *self._schedules(), *self.fields.values())
+        buffers = (self.conv_inputs, self._plan, self._track_count, *self._schedules(), *self.fields.values())
         return self._shared_bytes() + sum(buffer.nbytes for buffer in buffers)
 
     def _schedules(self) -> tuple[torch.Tensor, ...]:
         return () if self.schedule is None else (self.schedule,)
 
-    def prepare(self, batch: VerifyBatch, next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> None:
-        super().prepare(batch, next_token, next_sibling)
-        if self.schedule is not None:
-            # Rows that will fold take longest and go first. Where a commit is still at work the order may be out of
-            # date, which costs time and nothing else.
-            self._common.fold_first(self.schedule, self._window, slots=batch.slots)
+    def rows(self, batch: VerifyBatch) -> operands.Rows:
+        return replace(super().rows(batch), schedule=self.schedule, plan=self._plan)
+
+    def plan_rows(self, batch: VerifyBatch) -> None:
+        """Where the rows stand in their windows, for all layers and the commit; rows that fold take longest and start
+        first. Once a forward, with its first layer."""
+        self._common.plan_rows(self._window, self.rows(batch), nodes=batch.nodes)
 
     def convolve(
         self,
@@ -212,6 +221,9 @@ class Window(DraftStore):
         bias: torch.Tensor | None,
         activation: str | None,
     ) -> dict[str, torch.Tensor]:
+        if index == 0:
+            # (`prepare` may run beside the commit before: by now that has been done)
+            self.plan_rows(batch)
         _, window = self._layers[index]
         # (of the recurrence's inputs that come from the convolution the window has all but one)
         (given,) = (name for name in parts if name not in self.fields)
@@ -256,7 +268,6 @@ class Window(DraftStore):
             steps_to_track = None
         if self.counts is not None:
             self.counts.folds(self._window.folding(batch.slots.clamp(min=0).to(torch.int64)))
-        self._conv.commit_conv(self.conv_states, self._conv_window, rows)
         self._common.commit_window(
             self._window,
             rows,
@@ -266,6 +277,7 @@ class Window(DraftStore):
             track_count=counts,
             lengths=batch.lengths if self.shape.rewinds_to else None,
         )
+        self._conv.commit_conv(self.conv_states, self._conv_window, rows, after_commit=True)
         if steps_to_track is not None and track_slots is not None:
             destinations = torch.where(counts > 0, track_slots, torch.zeros_like(track_slots))
             self._fold_both(Folds(batch.slots, destinations, batch.rows, counts))
@@ -273,6 +285,10 @@ class Window(DraftStore):
             self._axis_orders.mark(destinations, self._axis_orders.write)
         # From its first commit on a request's slot has the axis order we write, and folds in place keep it.
         self._axis_orders.turn(batch.slots, self._axis_orders.write)
+
+    def _warm_up_verify(self, batch: VerifyBatch) -> None:
+        super()._warm_up_verify(batch)
+        self.plan_rows(batch)
 
     def _fold_both(self, folds: Folds) -> None:
         """Fold what is pending onto the recurrence's states and the convolution's."""

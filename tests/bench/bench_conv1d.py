@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import torch
-from cases import tree_links, tree_parents
+from cases import planned, tree_links, tree_parents
 from graph_timing import environment, import_kernels, time_launches, write_record
 from stock import StockConv
 
@@ -69,6 +69,8 @@ class Problem:
         parents, ancestors = (table.repeat(batch, 1) for table in chain_tree(nodes, "cuda"))
         self.parents, self.ancestors = parents, ancestors
         self.build_tree()
+        given = [Rows(*where, parents=self.parents) for where in zip(self.slots, self.rows, strict=True)]
+        self.batch_rows = [[planned(rows, window, nodes) for rows in given] for window in (self.idle, self.folding)]
 
     def make_links(self) -> list[torch.Tensor | None]:
         """None for a chain; else a comb: every other node has a sibling leaf."""
@@ -88,22 +90,19 @@ class Problem:
                 batch=self.batch,
             )
 
-    def batch_rows(self, which: int) -> Rows:
-        return Rows(self.slots[which], self.rows[which], parents=self.parents)
-
     def verify(self, which: int, op=conv1d_verify, **extra: Any) -> torch.Tensor:
         arguments = {
             "conv_states": self.conv_states[0],
             "weight": self.weight,
             "bias": self.bias,
             "activation": "silu",
-            "rows": self.batch_rows(which),
+            "rows": self.batch_rows[0][which],
             "window": self.idle.layer(0),
         }
         return op(self.x[which], **{**arguments, **extra})
 
     def commit(self, which: int, window: ConvWindow, conv_states: torch.Tensor, op=commit_conv) -> None:
-        op(conv_states, window, self.batch_rows(which))
+        op(conv_states, window, self.batch_rows[window is self.folding][which])
 
     def settled(self, which: int) -> torch.Tensor:
         """The convolution's states of layer 0 with all pending tokens of a batch in them."""

@@ -32,8 +32,8 @@ from cases import (
     ancestor_masks,
     apart,
     boundaries,
+    planned,
     rms_ratio,
-    schedule_of,
     sets_for,
     tree_parents,
     window_cycle,
@@ -232,7 +232,8 @@ def time_ours(problem: Problem, config: VerifyConfig | None, budget_ms: float) -
         for counts in counts_per_step:
             pending = problem.pending(counts)
             for s in range(problem.sets):
-                schedule = schedule_of(problem.window_with(pending), problem.slots[s]) if ordered else None
+                rows = Rows(problem.slots[s], problem.rows[s])
+                schedule = planned(rows, problem.window_with(pending), problem.nodes, ordered).schedule
                 launches.append(partial(problem.verify, s, pending, config=config, schedule=schedule))
         return time_launches(launches, budget_ms=budget_ms)
 

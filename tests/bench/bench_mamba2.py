@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases import DTYPES, Mamba2Shape, ancestor_masks, rms_ratio, schedule_of, sets_for, tree_parents, window_cycle
+from cases import DTYPES, Mamba2Shape, ancestor_masks, planned, rms_ratio, sets_for, tree_parents, window_cycle
 from graph_timing import environment, import_kernels, time_launches, write_record
 from stock import StockMamba2
 
@@ -94,12 +94,12 @@ class Problem:
         op=mamba2_verify,
         *,
         checkpoint: torch.Tensor | None = None,
-        schedule: torch.Tensor | None = None,
+        rows: Rows | None = None,
         exact: bool = False,
         **extra: Any,
     ) -> torch.Tensor:
-        """One verify of a set, on the nodes that lie in the window. `checkpoint`: states in place of the pool's. exact:
-        on float64 copies of the window."""
+        """One verify of a set, on the nodes that lie in the window. `checkpoint`: states in place of the pool's. rows:
+        of `planned_rows`, where that is not to be timed. exact: on float64 copies of the window."""
         _, dt, _, C = self.inputs(which)
         return op(
             dt,
@@ -109,10 +109,14 @@ class Problem:
             dt_bias=self.dt_bias,
             dt_softplus=True,
             states=States(self.checkpoint if checkpoint is None else checkpoint),
-            rows=Rows(self.slots[which], self.rows[which], ancestors=self.ancestors, schedule=schedule),
+            rows=rows or self.planned_rows(which, pending),
             window=self.window_of(pending, exact),
             **extra,
         )
+
+    def planned_rows(self, which: int, pending: torch.Tensor, ordered: bool = False) -> Rows:
+        rows = Rows(self.slots[which], self.rows[which], ancestors=self.ancestors)
+        return planned(rows, self.window_of(pending), self.nodes, ordered)
 
     def window_of(self, pending: torch.Tensor, exact: bool = False) -> Mamba2Window:
         inputs = {name: x.double() if exact else x for name, x in self.inputs_of_window.items()}
@@ -197,8 +201,8 @@ def time_ours(problem: Problem, tiling: Tiling | None, budget_ms: float = 250.0)
         for counts in counts_per_step:
             pending = problem.pending(counts)
             for s in which:
-                schedule = schedule_of(problem.window_of(pending), problem.slots[s]) if ordered else None
-                calls.append(partial(problem.verify, s, pending, tiling=tiling, schedule=schedule))
+                rows = problem.planned_rows(s, pending, ordered)
+                calls.append(partial(problem.verify, s, pending, tiling=tiling, rows=rows))
         return calls
 
     shifted = [cycle[k:] + cycle[:k] for k in range(len(cycle))]
@@ -253,8 +257,9 @@ def compile_slice(arguments: tuple) -> None:
     problem = Problem(shape, batch, nodes, "chain", window, 2)
     for tiling in tilings:
         with contextlib.suppress(Exception):  # out of shared memory: shows again in the sweep
-            for schedule in (None, torch.arange(batch, dtype=torch.int32, device="cuda")):
-                problem.verify(0, problem.pending([0]), tiling=tiling, schedule=schedule)
+            pending = problem.pending([0])
+            for ordered in (False, True):
+                problem.verify(0, pending, tiling=tiling, rows=problem.planned_rows(0, pending, ordered))
 
 
 def sweep(shape: Mamba2Shape, batch: int, nodes: int, window: int, workers: int = 12) -> list[dict[str, Any]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from graph_timing import import_kernels
 
 import_kernels()
 
-from mamba_mtp_kernels.common.operands import Window, fold_at_once  # noqa: E402
-from mamba_mtp_kernels.common.window import fold_first  # noqa: E402
+from mamba_mtp_kernels.common import ops_for  # noqa: E402
+from mamba_mtp_kernels.common.operands import Rows, Window, fold_at_once, plan_width  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -66,11 +66,15 @@ class Mamba2Shape:
         return self.nheads * self.headdim * self.dstate * DTYPES[self.state].itemsize
 
 
-def schedule_of(window: Window, slots: torch.Tensor) -> torch.Tensor:
-    """[B] int32: the order in which a verify starts the rows of these slots [B]. Once per forward, for all layers."""
-    schedule = torch.empty(slots.shape, dtype=torch.int32, device=slots.device)
-    fold_first(schedule, window, slots=slots)
-    return schedule
+def planned(rows: Rows, window: Window, nodes: int, ordered: bool = True) -> Rows:
+    """The rows with what is made once per forward, for all layers: the plan of their verify of this many nodes and, if
+    ordered, the order in which it starts them."""
+    device = rows.slots.device
+    plan = torch.empty(rows.batch, plan_width(nodes, window.fold_threshold), dtype=torch.int32, device=device)
+    schedule = torch.empty(rows.batch, dtype=torch.int32, device=device) if ordered else None
+    rows = replace(rows, plan=plan, schedule=schedule)
+    ops_for(device).plan_rows(window, rows, nodes=nodes)
+    return rows
 
 
 def window_cycle(accept: int, threshold: int, stays: int = 0, nodes: int = 1) -> list[int]:

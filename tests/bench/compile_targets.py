@@ -21,7 +21,7 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
-from mamba_mtp_kernels.common import draft_slots, move, tree, turn, window
+from mamba_mtp_kernels.common import draft_slots, move, plan, tree, turn, window
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
@@ -132,7 +132,7 @@ def recurrences() -> Iterator[tuple[str, Report]]:
 
 
 def conv(capability: int, family: str, nodes: int, chain: bool) -> dict[str, int]:
-    many, chained = conv_verify.TREE_NODES, 8  # nodes a program
+    many, chained = conv_verify.FEW_NODES, conv_verify.MANY_NODES  # nodes a program
     constants = {
         **{f"WIDTH_{part}": width for part, width in enumerate(PARTS[family])}, "RESULT": RESULT[family],
         "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
@@ -141,8 +141,8 @@ def conv(capability: int, family: str, nodes: int, chain: bool) -> dict[str, int
     }  # fmt: skip
     pointers = dict.fromkeys(("x", "y", "conv_states", "weight", "bias"), "bf16")
     pointers |= dict.fromkeys(("window_inputs", "first_kept", "second_kept"), "bf16")
-    pointers |= i32("slots", "rows", "parents", "pending", "order")
-    odd = {"capacity", "stride_weight", "stride_state_dim"}
+    pointers |= i32("plan", "parents")
+    odd = {"stride_plan", "stride_weight", "stride_state_dim"}
     registers = conv_verify.CHAIN_REGISTERS if chain else 0
     return used_by(conv_verify._conv1d_verify_kernel, pointers, constants, 2, odd, NO_BIAS[family], registers)
 
@@ -163,15 +163,14 @@ def conv_in_slots(family: str, nodes: int, is_tree: bool) -> dict[str, int]:
     return used_by(conv_slots._conv1d_verify_slots_kernel, pointers, constants, warps, odd, absent)
 
 
-def conv_folds(capability: int, family: str, in_commit: bool, keeps_newest: bool = True) -> dict[str, int]:
-    """keeps_newest: a fold leaves the newest tokens pending."""
+def conv_folds(capability: int, family: str, in_commit: bool, words: bool = True) -> dict[str, int]:
+    """words: states lie as SGLang's pools have them."""
     constants = {"DIM": CHANNELS[family], "K": WIDTH, "BLOCK_D": conv_fold.BLOCK_CHANNELS, "stride_tok": 1}
-    constants |= {"OVERLAP": capability >= 90}
+    constants |= {"WORDS": words, "OVERLAP": capability >= 90, "BESIDE": in_commit and capability >= 90}
     pointers = dict.fromkeys(("conv_states", "inputs"), "bf16")
-    pointers |= i32("order", "pending", "newest", "src_slots", "dst_slots", "rows", "counts")
-    odd = {"capacity", "fold_threshold", "stride_state_dim"}
-    absent = {"counts"} if in_commit else set()
-    absent |= set() if keeps_newest else {"newest"}
+    pointers |= i32("order", "plan", "src_slots", "dst_slots", "rows", "counts")
+    odd = {"capacity", "stride_plan", "stride_state_dim"}
+    absent = {"src_slots", "dst_slots", "rows", "counts", "order"} if in_commit else {"plan"}
     return used_by(conv_fold._fold_conv_kernel, pointers, constants, 4, odd, absent)
 
 
@@ -184,7 +183,7 @@ def convolutions() -> Iterator[tuple[str, Report]]:
                 yield f"conv1d slots {name}", lambda _, f=family, n=nodes, t=is_tree: conv_in_slots(f, n, t)
         yield f"conv1d fold {family}", lambda on, f=family: conv_folds(on, f, False)
         yield f"conv1d fold in the commit {family}", lambda on, f=family: conv_folds(on, f, True)
-        yield f"conv1d fold in the commit {family} folds all", lambda on, f=family: conv_folds(on, f, True, False)
+        yield f"conv1d fold in the commit {family} by entries", lambda on, f=family: conv_folds(on, f, True, False)
 
 
 # ------------------------------------------------------------------------------------------------------- bookkeeping
@@ -209,10 +208,15 @@ def commit_window(capability: int, nodes: int, page: int, keeps_newest: bool = T
     return used_by(window._commit_window_kernel, pointers, constants, 1, {"fold_threshold"}, absent)
 
 
-def fold_first(capability: int, batch: int) -> dict[str, int]:
-    constants = {"BLOCK_B": batch, "OVERLAP": capability >= 90}
-    pointers = i32("schedule", "slots", "pending")
-    return used_by(window._fold_first_kernel, pointers, constants, max(1, min(8, batch // 128)), {"fold_threshold"})
+def plan_rows(capability: int, batch: int, nodes: int) -> dict[str, int]:
+    pending = threshold(nodes, 1)
+    constants = {
+        "N": nodes, "BLOCK_N": nodes, "STAY": pending, "BLOCK_STAY": triton.next_power_of_2(pending), "BLOCK_B": batch,
+        "OVERLAP": capability >= 90,
+    }  # fmt: skip
+    pointers = i32("plan", "schedule", "slots", "pending", "newest", "order") | {"rows": "i64"}
+    odd = {"fold_threshold", "capacity", "stride_plan"}
+    return used_by(plan._plan_rows_kernel, pointers, constants, max(1, min(8, batch // 128)), odd)
 
 
 BOOKS = i32("current_input", "row_slot", "slot_row", "slots")
@@ -273,7 +277,7 @@ def bookkeeping() -> Iterator[tuple[str, Report]]:
         yield f"commit window {name}", lambda on, n=nodes, p=page: commit_window(on, n, p)
     yield "commit window N=8 folds all", lambda on: commit_window(on, 8, 1, False)
     for batch in (BATCH, 4096):
-        yield f"fold first {batch} rows", lambda on, b=batch: fold_first(on, b)
+        yield f"plan {batch} rows N=8", lambda on, b=batch: plan_rows(on, b, 8)
     yield "place nodes N=8", lambda _: place_nodes(8)
     yield "commit slots", lambda _: commit_slots(False)
     yield "commit slots with tracking", lambda _: commit_slots(True)

@@ -193,8 +193,8 @@ class Regions:
 
 
 def profile_cases(cases: list[Case], out: Path, seconds: float) -> None:
-    """What moves states, then, case by case and phase by phase, what a step launches once before its layers ("head"),
-    its first layer, and the commit of all: a region each."""
+    """What moves states, then, case by case and phase by phase, what a step launches once for its layers ("head"), one
+    of these, and the commit of all: a region each."""
     ends, regions = time.monotonic() + seconds, Regions(out)
     for family, batch in {(case.family, case.batch): None for case in cases}:
         profile_floors(regions, family, batch)
@@ -219,9 +219,10 @@ def profile_case(regions: Regions, case: Case) -> None:
         about = {"step": "ours", **case._asdict(), "phase": phase, "folding": folding, "layers": LAYERS}
         with regions.region(**about, part="head"):
             step.prepare(0)
+            step.plan(0)
         with regions.region(**about, part="layer"):
-            step.score(0, 0, step.convolve(0, 0))
-        for index in range(1, LAYERS):
+            step.score(0, 1, step.convolve(0, 1))
+        for index in (0, *range(2, LAYERS)):
             step.score(0, index, step.convolve(0, index))
         with regions.region(**about, part="commit"):
             step.commit(0, drafts.last, drafts.last)

@@ -9,7 +9,7 @@ Three processes, one after the other: one compiles, one times CUDA graphs withou
 of 8 as bench_modes.py runs it, rows at staggered phases of the windows' cycle; what reads, and what reads and writes a
 layer's states and does nothing else; an empty kernel, which is what a launch costs), and one runs under `ncu`
 (counted.py, ncu.py). There every case is stepped to where no row folds, where every row folds and to staggered rows;
-then the kernels of a step's head, of its first layer and of its commit are profiled, each alone and from cold caches:
+then the kernels of a step's head, of one of its layers and of its commit are profiled, each alone and from cold caches:
 their times add up to more than a step's where one kernel's output would still lie in the cache for the next. A head's
 and a commit's kernels serve 8 layers.
 

@@ -428,6 +428,10 @@ class Ours:
     def prepare(self, which: int) -> None:
         self.store.prepare(self._batch(which), *self.drafts.links)
 
+    def plan(self, which: int) -> None:
+        """What `convolve` of the first layer does before all else."""
+        self.store.plan_rows(self._batch(which))
+
     def convolve(self, which: int, index: int) -> dict[str, torch.Tensor]:
         weights = {"weight": self.layer.weight, "bias": self.layer.bias, "activation": "silu"}
         x, parts = self.drafts.inputs[which][0], self.layer.parts

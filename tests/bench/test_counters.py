@@ -97,7 +97,7 @@ REGIONS = [
     {"step": "copy", **ABOUT, "part": "layer"},
     *({**STEP, "part": part} for part in ("head", "layer", "commit")),
 ]
-KERNELS = [EMPTY, READ, EMPTY, READ, EMPTY, ("_fold_first_kernel", figures("2,000")), EMPTY]
+KERNELS = [EMPTY, READ, EMPTY, READ, EMPTY, ("_plan_rows_kernel", figures("2,000")), EMPTY]
 KERNELS += [
     (name, figures("60,000", dram=49)) for name in ("_conv1d_verify_kernel", "prepare_kernel", "_verify_kernel")
 ]

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.operands import Folds, Rows, Window
+from mamba_mtp_kernels.common.operands import Folds, Rows, Window, plan_width
+from mamba_mtp_kernels.common.reference import plan_rows_reference
 
 AnyWindow = TypeVar("AnyWindow", bound=Window)
 
@@ -95,6 +96,19 @@ def path_to(parents: list[int], node: int) -> list[int]:
         path.append(node)
         node = int(parents[node])
     return path[::-1]
+
+
+def planned(rows: Rows, window: Window, nodes: int) -> Rows:
+    """The rows with the plan of a verify of this many nodes; beyond it there is garbage."""
+    width = plan_width(nodes, window.fold_threshold) + 4
+    plan = torch.full((rows.batch + 1, width), 10**6, dtype=torch.int32, device=rows.slots.device)
+    plan_rows_reference(window, replace(rows, plan=plan, schedule=None), nodes=nodes)
+    return replace(rows, plan=plan)
+
+
+def plan_alone(rows: Rows) -> Rows:
+    """Planned rows of which nothing but the plan says where they are."""
+    return replace(rows, slots=torch.full_like(rows.slots, -1), rows=torch.full_like(rows.rows, 10**6))
 
 
 def gap_between_slots(pool: torch.Tensor, gap: int, fill: float = math.nan) -> torch.Tensor:

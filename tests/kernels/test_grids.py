@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from mamba_mtp_kernels.common import tree
+from mamba_mtp_kernels.common import plan, tree
 from mamba_mtp_kernels.common import window as bookkeeping
 from mamba_mtp_kernels.common.grid import LIMITS
-from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States, plan_width
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_replay
 from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
@@ -33,7 +33,8 @@ def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 def rows() -> Rows:
     links = {"parents": integers(BATCH, NODES), "ancestors": integers(BATCH, NODES, dtype=torch.int64)}
-    return Rows(integers(BATCH), integers(BATCH), **links)
+    given = {"plan": integers(BATCH, plan_width(NODES, THRESHOLD)), "schedule": integers(BATCH)}
+    return Rows(integers(BATCH), integers(BATCH), **given, **links)
 
 
 def nodes() -> NodeSlots:
@@ -107,11 +108,11 @@ def commit_window() -> None:
 
 LAUNCHES = {
     "build_tree": (tree, ("_build_tree_kernel",), build_tree, [BATCH]),
-    "fold_first": (
-        bookkeeping,
-        ("_fold_first_kernel",),
-        lambda: bookkeeping.fold_first(integers(BATCH), conv_window(), slots=integers(BATCH)),
-        [1],
+    "plan_rows": (
+        plan,
+        ("_plan_rows_kernel",),
+        lambda: plan.plan_rows(conv_window(), rows(), nodes=NODES),
+        [BATCH],
     ),
     "commit_window": (bookkeeping, ("_commit_window_kernel",), commit_window, [BATCH]),
     "gdn_verify": (
@@ -191,7 +192,7 @@ def test_grids_are_short_where_they_must_be(name, monkeypatch):
 
 EARLY = (
     "build_tree",
-    "fold_first",
+    "plan_rows",
     "commit_window",
     "conv1d_verify",
     "conv1d_verify, in parts",

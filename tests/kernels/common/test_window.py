@@ -1,4 +1,4 @@
-"""commit_window: pending counts and window orders after a verify step. fold_first: the order in which rows start."""
+"""commit_window: pending counts and window orders after a verify step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from mamba_mtp_kernels.common import ops_for
 from mamba_mtp_kernels.common.operands import Window
-from mamba_mtp_kernels.common.reference import commit_window_reference, fold_first_reference
-from mamba_mtp_kernels.common.window import commit_window, fold_first
+from mamba_mtp_kernels.common.reference import commit_window_reference
+from mamba_mtp_kernels.common.window import commit_window
 
 from ..helpers import (
     Bookkeeping,
@@ -22,7 +22,6 @@ from ..helpers import (
 
 COMMITS = [pytest.param(commit_window, id="kernel"), pytest.param(commit_window_reference, id="reference")]
 KEEPS_NEWEST = pytest.mark.parametrize("keeps_newest", [False, True], ids=["takes all", "leaves the newest"])
-SCHEDULES = [pytest.param(fold_first, id="kernel"), pytest.param(fold_first_reference, id="reference")]
 
 
 def lengths_of(books: Bookkeeping) -> list[int]:
@@ -303,33 +302,6 @@ def test_errors_name_the_argument(device):
         )
 
 
-@pytest.mark.parametrize("op", SCHEDULES)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("batch", [1, 2, 7, 64, 300])
-def test_rows_that_fold_go_first(op, dtype, batch, device):
-    generator = torch.Generator().manual_seed(batch)
-    pending = torch.randint(0, 9, (batch + 5,), generator=generator, dtype=torch.int32)
-    slots = 1 + torch.randperm(batch + 4, generator=generator)[:batch]
-    slots[batch // 2] = -(batch % 2)
-    pending[0] = pending[-1] = 100  # a padding row must not fold by what slots 0 and -1 hold
-    schedule = torch.full((batch + 2,), -7, dtype=torch.int32, device=device)
-    op(schedule, window_over(pending.to(device), 4), slots=slots.to(device, dtype))
-    folds = [int(slot) > 0 and int(pending[slot]) > 4 for slot in slots]
-    expected = [b for b in range(batch) if folds[b]] + [b for b in range(batch) if not folds[b]]
-    assert schedule.tolist() == [*expected, -7, -7]
-
-
-def test_a_schedule_that_does_not_fit(device):
-    slots = torch.ones(3, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match=r"schedule: shape \(2,\), expected \[B>=3\]"):
-        fold_first(slots[:2].clone(), window_over(slots, 0), slots=slots)
-    many = torch.ones(4097, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="slots: 4097 rows, one program sorts at most 4096"):
-        fold_first(many.clone(), window_over(slots, 0), slots=many)
-
-
 def test_ops_for():
     assert ops_for("cpu").commit_window is commit_window_reference
     assert ops_for("cuda").commit_window is commit_window
-    assert ops_for("cpu").fold_first is fold_first_reference
-    assert ops_for("cuda").fold_first is fold_first

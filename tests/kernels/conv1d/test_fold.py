@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from mamba_mtp_kernels.common.operands import Folds, Rows
-from mamba_mtp_kernels.conv1d import ops_for
+from mamba_mtp_kernels.conv1d import fold, ops_for
 from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv
 from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, fold_conv_reference
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 
-from ..helpers import assert_same_bits
+from ..helpers import assert_same_bits, plan_alone, planned
 
 FOLDS = [pytest.param(fold_conv, id="kernel"), pytest.param(fold_conv_reference, id="reference")]
 COMMITS = [pytest.param(commit_conv, id="kernel"), pytest.param(commit_conv_reference, id="reference")]
@@ -80,7 +80,8 @@ class Case:
         return self._run(op, device, Folds(*(index.to(device, index_dtype) for index in where)))
 
     def commit(self, op, device, index_dtype=torch.int64):
-        return self._run(op, device, Rows(self.src.to(device, index_dtype), self.rows.to(device, index_dtype)))
+        rows = Rows(self.src.to(device, index_dtype), self.rows.to(device, index_dtype))
+        return self._run(op, device, plan_alone(planned(rows, self.window(device), 1)))
 
     def _run(self, op, device, where):
         states, window = self.states.clone().to(device), self.window(device)
@@ -165,6 +166,42 @@ def test_pools_and_dtypes(op, dtype, state_dtype, transposed, device):
     assert_same_bits("conv_states", case.fold(op, device).contiguous(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [4, 12, 600])
+@INDEX_DTYPES
+def test_in_words_of_four_channels(dtype, dim, index_dtype, device):
+    """As SGLang's pools have them: entries of every age come from where the rule says."""
+    pending, newest = [0, 1, 2, 3, 4, 7, 2, 5, 0, 4], [0, 0, 0, 0, 1, 2, 0, 0, 0, 3]
+    case = Case(pending, dtype=dtype, dim=dim, seed=dim)
+    case.dst[1::2] = case.elsewhere[1::2]
+    case.src[6], case.dst[7] = -1, 0
+    assert fold._in_words(case.states, case.inputs)
+    assert_same_bits("folded", case.fold(fold_conv, device, index_dtype), case.expected())
+    case = Case(counts_of(pending, newest), dtype=dtype, dim=dim, pending=pending, newest=newest, seed=dim)
+    case.src[7], case.dst[7], case.rows[7] = 0, 0, 10**6
+    assert fold._in_words(case.states, case.inputs)
+    assert_same_bits("committed", case.commit(commit_conv, device, index_dtype), case.expected())
+
+
+def test_what_does_not_lie_in_words(device):
+    case = Case([4, 2], dtype=torch.bfloat16, dim=8)
+    states, inputs = case.states, case.inputs
+    assert fold._in_words(states, inputs) and fold._in_words(states[1:, 2:], inputs[:, 1:, 1:])
+    padded = torch.zeros(*states.shape[:3], 4, dtype=states.dtype)
+    others = {
+        "a convolution of three taps": states[..., :2].contiguous(),
+        "gaps between channels": padded[..., :3],
+        "entries apart": states.transpose(2, 3).contiguous().transpose(2, 3),
+        "float32": states.float(),
+        "another type of 16 bits": states.half(),
+        "channels that do not fill words": states[:, :, :6].contiguous(),
+        "slots between words": states.flatten(1)[:, 2:50].unflatten(1, (2, 8, 3)),
+    }
+    for name, other in others.items():
+        assert not fold._in_words(other, inputs), name
+    assert not fold._in_words(states, inputs.flatten(2)[..., 2:26].unflatten(2, (3, 8)))
+
+
 @pytest.mark.parametrize("fold, commit", [(fold_conv, commit_conv), (fold_conv_reference, commit_conv_reference)])
 @pytest.mark.parametrize("dim", [255, 300])
 def test_many_channels(fold, commit, dim, device):
@@ -230,7 +267,7 @@ def test_errors_name_the_argument(device):
     case = Case([1, 2])
     states, window = case.states.to(device), case.window(device)
     slots = case.src.to(device)
-    folds, rows = Folds(slots, slots, slots, slots), Rows(slots, slots)
+    folds, rows = Folds(slots, slots, slots, slots), planned(Rows(slots, slots * 0), window, 1)
     for op, where in ((fold_conv, folds), (commit_conv, rows)):
         with pytest.raises(ValueError, match=r"window_inputs: shape .*, expected \[L=1, R=4, C=4, dim=6\]"):
             op(states[:1], window, where)

@@ -13,7 +13,7 @@ from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv
 from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, conv1d_verify_reference, fold_conv_reference
 from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify
 
-from ..helpers import assert_close, assert_same_bits, chain_parents, random_tree_parents
+from ..helpers import assert_close, assert_same_bits, chain_parents, planned, random_tree_parents
 from .case import Case
 
 IMPLEMENTATIONS = [pytest.param(conv1d_verify, id="kernel"), pytest.param(conv1d_verify_reference, id="reference")]
@@ -138,7 +138,7 @@ def test_a_chain_in_many_steps_has_the_bits_of_one(op, threshold, keeps_newest, 
         assert_same_bits(f"y from {done} on", outputs[:accepted], y[done : done + accepted])
         window, rows = step.window(device), step.batch_rows(device)
         states = step.states[None].to(device)
-        FOLDS[op][1](states, window.of_all_layers(), rows)
+        FOLDS[op][1](states, window.of_all_layers(), planned(rows, window, 4))
         commit_window_reference(
             window,
             rows,

@@ -13,7 +13,7 @@ from mamba_mtp_kernels.conv1d.window import ConvWindow
 from mamba_mtp_kernels.gdn import verify_replay
 from mamba_mtp_kernels.gdn.verify_replay import gdn_verify
 
-from ..helpers import assert_same_bits
+from ..helpers import assert_same_bits, planned
 from .case import WINDOWS, Case, make_case
 from .test_gpu import QWEN3_NEXT
 
@@ -40,14 +40,15 @@ class Layer:
     def run(self, after_convolution: bool) -> torch.Tensor:
         books, tensors = self.case.books, self.case.tensors
         x = self.x * 1.0  # gone when the verify asks for memory, as a model's is
+        window = books.window(ConvWindow, inputs=self.inputs)
         y = conv1d_verify(
             x,
             conv_states=self.states,
             weight=self.weight,
             bias=None,
             activation="silu",
-            rows=replace(books.batch_rows, chain=self.chain),
-            window=books.window(ConvWindow, inputs=self.inputs),
+            rows=planned(replace(books.batch_rows, chain=self.chain), window, books.nodes),
+            window=window,
             parts=[self.widths[0], tensors["window_k"], tensors["window_v"]],
         )
         del x

@@ -17,6 +17,8 @@ from ..helpers import (
     assert_same_bits,
     chain_parents,
     gap_between_slots,
+    plan_alone,
+    planned,
     random_bookkeeping,
     random_tree_parents,
 )
@@ -56,14 +58,16 @@ class Case:
         schedule: torch.Tensor | None = None,
         **extra: object,
     ) -> torch.Tensor:
-        given = self.tensors
+        """Whatever the plan says is asked of the plan alone."""
+        given, window = self.tensors, self.window()
+        rows = planned(replace(self.books.batch_rows, schedule=schedule), window, self.books.nodes)
         return verify(
             *(given[name] for name in ("dt", "C")),
             **{name: given[name] for name in ("A", "D", "dt_bias")},
             dt_softplus=self.dt_softplus,
             states=States(given["checkpoint"], axis_order),
-            rows=replace(self.books.batch_rows, schedule=schedule),
-            window=self.window(),
+            rows=plan_alone(rows),
+            window=replace(window, pending=torch.full_like(window.pending, 10**6)),
             **extra,
         )
 

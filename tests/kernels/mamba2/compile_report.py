@@ -50,9 +50,7 @@ def mamba2(
     batch: int,
     either: bool = False,
     tiling: mamba2_verify.Tiling | None = None,
-    keeps_newest: bool = True,
 ) -> dict[str, int]:
-    """keeps_newest: a fold leaves the newest tokens pending."""
     tiling = tiling or mamba2_verify.default_tiling(
         headdim=headdim,
         dstate=dstate,
@@ -79,10 +77,9 @@ def mamba2(
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
     pointers = dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), model)
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
-    pointers |= dict.fromkeys(("slots", "rows", "pending", "order", "schedule"), "i32")
+    pointers |= dict.fromkeys(("plan", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
     give_axis_order(pointers, constants, either)
-    give_newest(pointers, constants, keeps_newest)
     kernel = mamba2_verify._mamba2_verify_kernel
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
     if tiling.max_registers:
@@ -98,13 +95,6 @@ def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either:
         pointers["axis_order"] = "u8"
     else:
         constants["axis_order"] = None
-
-
-def give_newest(pointers: dict[str, str], constants: dict[str, Any], keeps_newest: bool) -> None:
-    if keeps_newest:
-        pointers["newest"] = "i32"
-    else:
-        constants["newest"] = None
 
 
 def slots(
@@ -167,7 +157,6 @@ def cases() -> dict[str, tuple]:
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
                     found[f"{key} either order"] = (mamba2, *heads, nodes, window, state, model, batch, True)
-                    found[f"{key} folds all"] = (mamba2, *heads, nodes, window, state, model, batch, False, None, False)
         for state in ("fp32", "bf16"):
             found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
             found[f"mamba2_fold {name} {state} state either order"] = (fold, *heads, state, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States
+from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States, plan_width
 from mamba_mtp_kernels.mamba2 import fold, verify_replay, verify_slots
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
@@ -48,7 +48,9 @@ def launch(kernel: str, rows: int, heads: int, headdim: int) -> None:
     shared["out"] = empty(1, heads, headdim).expand(rows, heads, headdim)
     if kernel == "verify_replay":
         ancestors = torch.zeros(rows, 1, dtype=torch.int64)
-        verify_replay.mamba2_verify(**inputs, **shared, rows=Rows(slots, slots, ancestors=ancestors), window=window)
+        plan = torch.zeros(1, plan_width(1, 0), dtype=torch.int32).expand(rows, -1)
+        batch_rows = Rows(slots, slots, ancestors=ancestors, plan=plan)
+        verify_replay.mamba2_verify(**inputs, **shared, rows=batch_rows, window=window)
     else:
         inputs |= {"x": empty(1, heads, headdim).expand(rows, heads, headdim), "B": inputs["C"]}
         verify_slots.mamba2_verify_slots(**inputs, **shared, nodes=NodeSlots(slots, slots[:, None]))

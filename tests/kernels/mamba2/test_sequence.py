@@ -12,7 +12,7 @@ from mamba_mtp_kernels.mamba2.reference import final_dt, mamba2_fold_reference, 
 from mamba_mtp_kernels.mamba2.verify_replay import mamba2_verify
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
-from ..helpers import assert_close, assert_same_bits, path_to, random_tree_parents, tree_links
+from ..helpers import assert_close, assert_same_bits, path_to, planned, random_tree_parents, tree_links
 
 # A step has few outputs, and of thousands of steps one cancels to a twentieth of its terms (the median to a third), so
 # errors are measured against the sum of the absolute terms, not against the output. Plain float32 recurrence: 4e-8 in
@@ -133,7 +133,7 @@ def run_steps(
             dt_bias=dt_bias,
             dt_softplus=True,
             states=pool.layer(0),
-            rows=batch_rows,
+            rows=planned(batch_rows, window_of_all, nodes),
             window=window_of_all.layer(0),
         )
 

@@ -11,7 +11,7 @@ from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify
 
-from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to
+from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to, planned
 from .case import WINDOWS, Case, make_case
 
 IMPLEMENTATIONS = [pytest.param(mamba2_verify, id="kernel"), pytest.param(mamba2_verify_reference, id="reference")]
@@ -195,9 +195,11 @@ def test_wrong_folds_are_seen(mutate, device):
     case = make_case(nodes=5, tree=True, pending=[3, 8, 9], newest=[2, 3, 1], device=device, seed=3)
     check(case.clone())
 
-    def verify(*inputs, window, **arguments):
-        change = {"newest forgotten": -window.newest, "folded one token too far": -1}.get(mutate, 1)
-        return mamba2_verify(*inputs, window=replace(window, newest=window.newest + change), **arguments)
+    def verify(*inputs, rows, **arguments):
+        newest = case.books.newest
+        change = {"newest forgotten": -newest, "folded one token too far": -1}.get(mutate, 1)
+        wrong = planned(case.books.batch_rows, replace(case.window(), newest=newest + change), 5)
+        return mamba2_verify(*inputs, rows=wrong, **arguments)
 
     with pytest.raises(AssertionError, match="checkpoint: RMS error ratio"):
         check(case, verify)
