@@ -6,7 +6,10 @@ one before writes or reads. What it may do until then is look up and ask for mem
 both, and nothing else: its own outputs may lie where a tensor was that the one before still reads. Hence who was
 launched early lets the next one go only when its own wait is over (`wait_then_let_go`): all before both has then ended.
 (gdn/prepare_products.py does so at once: the convolution before it has let it go by that rule, so all before those
-two has ended; and verify, which waits for both, looks until then at nothing that either of them writes.)
+two has ended; and verify, which waits for both, looks until then at nothing that either of them writes. The
+convolution's half of a commit, conv1d/fold.py, does all its work while the window's half runs, which comes right before
+it and lets it go by that rule: neither touches what the other does, and what is written belongs to the pool. Since
+whoever waits for the second must find the first ended too, one program of the second waits, the last.)
 """
 
 from __future__ import annotations

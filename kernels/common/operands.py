@@ -18,7 +18,6 @@ from .axis_order import KV, VK
 
 MAX_NODES = 64  # an ancestor mask is one int64
 FOLD_TOKENS = 16  # what a tensor core sums at once: a fold takes tokens in steps of as many
-MAX_SCHEDULED = 4096  # rows of a schedule: each looks at all others
 PLAN_NEWEST = 4  # last tokens of a kind whose places a plan has: what a convolution reaches, and one more
 PLAN_ROOT = 4 + 2 * PLAN_NEWEST  # where a plan has the places of a row's nodes
 
@@ -94,7 +93,8 @@ class Rows:
                before a verify of N nodes. Four numbers: the slot (0: padding, and so is all else), the request row,
                pending tokens, how many of them the verify folds. Then positions in its window, oldest token first: of
                the PLAN_NEWEST newest tokens that it folds, and of as many pending ones (0 where there are fewer); from
-               PLAN_ROOT on of the N nodes; then of the tokens that stay pending. None where nobody asks.
+               PLAN_ROOT on of the N nodes; then, fold_threshold of them, of the tokens that stay pending and of what
+               comes after these. None where nobody asks.
     chain      every row's tree is a chain, whatever its links say to those who do not ask.
     """
 
@@ -275,7 +275,7 @@ class Window:
 
     def folding(self, slots: torch.Tensor) -> torch.Tensor:
         """How many tokens the next verify folds of each of `slots` [B] int64, none of them padding; [B] int32. In
-        PyTorch, for the references; kernels ask pending.pending_and_folding."""
+        PyTorch, for the references and for counts; kernels ask pending.pending_and_folding, or a plan made with it."""
         before = self.pending[slots]
         stay = 0 if self.newest is None else self.newest[slots]
         return torch.where(before > self.fold_threshold, (before - stay).clamp(max=self.fold_at_once), 0)

@@ -1,6 +1,7 @@
 """How many tokens of a slot are pending, and how many of them the coming verify folds (jit helper only).
 
-Every kernel of a verify, and the commit after it, asks here: what one of them folds the others must not replay.
+Every kernel of a verify, and of the commit after it, asks here or a plan that was made with it (plan.py): what one of
+them folds the others must not replay.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from . import operands
 from .arguments import Arg, check
 from .dependent import has_dependent_launch, wait_then_let_go
 from .grid import launch_grid
-from .operands import MAX_SCHEDULED, Rows, Window
+from .operands import MAX_NODES, Rows, Window, check_nodes
 from .pending import pending_and_folding
 
+OTHERS = 256  # rows that a program looks at at once
 NEWEST = tl.constexpr(operands.PLAN_NEWEST)
 ROOT = tl.constexpr(operands.PLAN_ROOT)
 
@@ -35,7 +36,7 @@ def planned(plan, b, stride_plan):
 
 
 @triton.jit
-def _write_places(to, order_row, first, count: tl.constexpr, BLOCK: tl.constexpr, capacity, real):
+def _write_places(to, order_row, first, count, BLOCK: tl.constexpr, capacity, real):
     """Positions of `count` entries of the order from `first` on; 0 where there is no such entry."""
     place = tl.arange(0, BLOCK)
     entry = first + place
@@ -43,8 +44,8 @@ def _write_places(to, order_row, first, count: tl.constexpr, BLOCK: tl.constexpr
     tl.store(to + place, tl.load(order_row + entry, mask=there, other=0), mask=place < count)
 
 
-# by size or alignment of a batch nothing is gained, and a server would wait for each compilation
-@triton.jit(do_not_specialize=["slots", "rows", "batch"])
+# by size or alignment of a batch or by draft length nothing is gained, and a server would wait for each compilation
+@triton.jit(do_not_specialize=["slots", "rows", "batch", "nodes"])
 def _plan_rows_kernel(
     plan,
     schedule,
@@ -57,8 +58,8 @@ def _plan_rows_kernel(
     fold_at_once,
     capacity,
     batch,
+    nodes,
     stride_plan,
-    N: tl.constexpr,
     STAY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_STAY: tl.constexpr,
@@ -82,16 +83,20 @@ def _plan_rows_kernel(
     order_row = order + row * capacity
     _write_places(root - 2 * NEWEST, order_row, folding - NEWEST, NEWEST, NEWEST, capacity, real)
     _write_places(root - NEWEST, order_row, before - NEWEST, NEWEST, NEWEST, capacity, real)
-    _write_places(root, order_row, before, N, BLOCK_N, capacity, real)
-    _write_places(root + N, order_row, folding, STAY, BLOCK_STAY, capacity, real)
+    _write_places(root, order_row, before, nodes, BLOCK_N, capacity, real)
+    _write_places(root + nodes, order_row, folding, STAY, BLOCK_STAY, capacity, real)
 
     if schedule is not None:
-        other = tl.arange(0, BLOCK_B)
-        other_slot = tl.load(slots + other, mask=other < batch, other=0).to(tl.int64)
-        other_pending = tl.load(pending + other_slot, mask=other_slot > 0, other=0)
-        first = (other_pending > fold_threshold).to(tl.int32)
-        ahead = tl.sum(tl.where(other < b, first, 0), axis=0)
-        place = tl.where(before > fold_threshold, ahead, tl.sum(first, axis=0) + b.to(tl.int32) - ahead)
+        ahead = tl.zeros((), tl.int32)
+        in_all = tl.zeros((), tl.int32)
+        for start in range(0, batch, BLOCK_B):
+            other = start + tl.arange(0, BLOCK_B)
+            other_slot = tl.load(slots + other, mask=other < batch, other=0).to(tl.int64)
+            other_pending = tl.load(pending + other_slot, mask=other_slot > 0, other=0)
+            first = (other_pending > fold_threshold).to(tl.int32)
+            ahead += tl.sum(tl.where(other < b, first, 0), axis=0)
+            in_all += tl.sum(first, axis=0)
+        place = tl.where(before > fold_threshold, ahead, in_all + b.to(tl.int32) - ahead)
         tl.store(schedule + place, b.to(tl.int32))
 
 
@@ -99,8 +104,8 @@ def plan_rows(window: Window, rows: Rows, *, nodes: int) -> None:
     """Plan a verify of N = `nodes` nodes a row. One launch, no host read.
 
     window  pending and newest are read at the slots, order at the rows.
-    rows    slots and rows are read. plan: written; schedule, where given (B <= 4096 then): the batch rows 0..B-1 are
-            written to its first B entries, those that the verify folds in front.
+    rows    slots and rows are read. plan: written; schedule, where given: the batch rows 0..B-1 are written to its
+            first B entries, those that the verify folds in front.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
     """
@@ -114,11 +119,9 @@ def plan_rows(window: Window, rows: Rows, *, nodes: int) -> None:
         newest=Arg(window.newest, "S"),
         order=Arg(window.order, "R C"),
     ).get_all("B C")
-    if rows.schedule is not None and batch > MAX_SCHEDULED:
-        raise ValueError(f"slots: {batch} rows, a schedule has at most {MAX_SCHEDULED}")
+    check_nodes(nodes)
     if batch == 0:
         return
-    block = 1 if rows.schedule is None else triton.next_power_of_2(batch)
     overlap = has_dependent_launch(rows.slots.device)
     _plan_rows_kernel[launch_grid(batch)](
         plan,
@@ -132,13 +135,13 @@ def plan_rows(window: Window, rows: Rows, *, nodes: int) -> None:
         window.fold_at_once,
         capacity,
         batch,
+        nodes,
         plan.stride(0),
-        N=nodes,
         STAY=window.fold_threshold,
-        BLOCK_N=triton.next_power_of_2(nodes),
+        BLOCK_N=MAX_NODES,
         BLOCK_STAY=triton.next_power_of_2(max(1, window.fold_threshold)),
-        BLOCK_B=block,
+        BLOCK_B=OTHERS,
         OVERLAP=overlap,
-        num_warps=max(1, min(8, block // 128)),
+        num_warps=2,
         launch_pdl=overlap,
     )

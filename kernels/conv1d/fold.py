@@ -33,6 +33,12 @@ from .words import TAPS, WORD, inputs_before_in_words, store_words
 BLOCK_CHANNELS = 512  # four a thread
 
 
+@triton.jit
+def is_last_program():
+    """Of a launch along two axes."""
+    return (tl.program_id(0) == tl.num_programs(0) - 1) & (tl.program_id(1) == tl.num_programs(1) - 1)
+
+
 @triton.jit(do_not_specialize=["src_slots", "dst_slots", "rows", "counts"])
 def _fold_conv_kernel(
     conv_states,
@@ -63,7 +69,7 @@ def _fold_conv_kernel(
     writes. But whoever waits for this kernel waits for that too, so one of its programs does, the last to start."""
     if not BESIDE:
         wait_then_let_go(OVERLAP)
-    elif tl.program_id(0) + tl.program_id(1) == tl.num_programs(0) + tl.num_programs(1) - 2:
+    elif is_last_program():
         tl.extra.cuda.gdc_wait()
     blocks: tl.constexpr = (DIM + BLOCK_D - 1) // BLOCK_D
     block = tl.program_id(0) % blocks
@@ -158,7 +164,7 @@ def _launch(
         DIM=dim,
         K=taps + 1,
         BLOCK_D=block,
-        WORDS=_in_words(conv_states, window.inputs) and block >= WORD.value,
+        WORDS=_in_words(conv_states, window.inputs),
         OVERLAP=overlap,
         BESIDE=overlap and beside,
         num_warps=4,

@@ -294,6 +294,15 @@ def _conv1d_verify_kernel(
         )  # fmt: skip
 
 
+def nodes_a_program(batch: int, nodes: int, dim: int, chain: bool) -> int:
+    """Consecutive nodes of a row that one program convolves. chain: loads what they share once."""
+    programs = batch * triton.cdiv(dim, 256)
+    if programs * nodes < PROGRAMS_WANTED:
+        return 1
+    many = chain and programs * triton.cdiv(nodes, MANY_NODES) > PROGRAMS_AT_ONCE
+    return min(triton.next_power_of_2(nodes), MANY_NODES if many else FEW_NODES)
+
+
 def conv1d_verify(
     x: torch.Tensor,
     *,
@@ -319,7 +328,7 @@ def conv1d_verify(
                  tensors [R, C, ...] of x's dtype, a token's contiguous, to which as many as a token has there are
                  written, node i's at order[r, pending + i]. None: all are the result.
 
-    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
     """
     sizes = check(
         slots=Arg(rows.slots, "B"),
@@ -344,11 +353,10 @@ def conv1d_verify(
     # (a choice between inputs of two types is one between two sums)
     chain = rows.chain and x.dtype == conv_states.dtype
     # few programs: latency counts, each node has its own; many: share weights among some nodes, and a chain's inputs
-    many = batch * triton.cdiv(dim, 256) * nodes >= PROGRAMS_WANTED
-    of_many = batch * triton.cdiv(dim, 256) * triton.cdiv(nodes, MANY_NODES)
-    share = MANY_NODES if chain and of_many > PROGRAMS_AT_ONCE else FEW_NODES
-    per_program = min(triton.next_power_of_2(nodes), share) if many else 1
-    block = min(TREE_BYTES // x.itemsize if many and not chain else 256, triton.next_power_of_2(max(pieces.widths)))
+    per_program = nodes_a_program(batch, nodes, dim, chain)
+    block = min(
+        TREE_BYTES // x.itemsize if per_program > 1 and not chain else 256, triton.next_power_of_2(max(pieces.widths))
+    )
     inputs = window.inputs
     widest = max(tensor.stride(1) for tensor in (inputs, *pieces.kept) if tensor is not None)
     reach = max(nodes * x.stride(0), capacity * widest) + dim

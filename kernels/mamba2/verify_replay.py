@@ -408,7 +408,7 @@ def mamba2_verify(
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
     tiling      launch shape, None for the default.
 
-    Raises ValueError or TypeError on a wrong shape, dtype, stride or device.
+    Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
     """
     dt, A, D, dt_bias = parameters(dt, A, D, dt_bias)
     y = C.new_empty(C.shape[0], *window.x.shape[-2:]) if out is None else out

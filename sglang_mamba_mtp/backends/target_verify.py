@@ -93,7 +93,7 @@ class TargetVerify:
         track_slots: torch.Tensor | None,
         steps_to_track: torch.Tensor | None,
     ) -> None:
-        """Commit the verify that ran last.
+        """Commit the verify that ran last: once, since its fold goes by the plan of that verify.
 
         ``last_correct`` [batch]: last accepted node of each row; ``steps_to_track`` [batch]: node whose state goes into
         ``track_slots`` [batch], or -1.

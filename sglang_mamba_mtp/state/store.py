@@ -110,7 +110,12 @@ class DraftStore(ABC):
             parents=self.parents(batch),
             ancestors=self.ancestors(batch),
             chain=batch.chain,
+            **self._of_step(),
         )
+
+    def _of_step(self) -> dict[str, torch.Tensor]:
+        """What else of `Rows` this store makes once a step."""
+        return {}
 
     def _of_trees(self, buffer: torch.Tensor, of_chain: torch.Tensor, batch: VerifyBatch) -> torch.Tensor:
         """[batch, nodes] of what `prepare` has left in ``buffer``; where all trees are chains, ``of_chain`` [nodes]."""

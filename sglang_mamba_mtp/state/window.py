@@ -5,7 +5,8 @@ row's *window*; the commit only says which of them were accepted. The accepted o
 more than ``threshold`` of them and folds them into the checkpoint, or until somebody else needs the checkpoint and
 `Window.settle` folds them on demand.
 
-Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C = threshold + 2 N positions)::
+Buffers, all on the pool's device (L layers, S slots, R request rows, B rows of a batch, N nodes, C = threshold + 2 N
+positions)::
 
     pending[S]        int32   tokens of the slot's request that are not in the checkpoint yet
     newest[S]         int32   how many of them a fold leaves pending (where states are rewound, see below)
@@ -15,6 +16,8 @@ Buffers, all on the pool's device (L layers, S slots, R request rows, N nodes, C
                               oldest first; node i of the running verify is at order[row, pending + i]; the rest is free
     fields[name]      [L, R, C, ...] inputs of the family's recurrence (GDN: k, v, g, beta; Mamba2: x, B, dt)
     conv_inputs       [L, R, C, dim] inputs of the convolution
+    plan[B, P]        int32   of the running step: where each row of the batch stands in its window, for all layers
+    schedule[B]       int32   likewise: the order in which a verify starts its rows
 
 The checkpoint is both states of a slot, the recurrence's and the convolution's: they lag together and fold together.
 
@@ -33,12 +36,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from mamba_mtp_kernels.common import operands
-from mamba_mtp_kernels.common.operands import FOLD_TOKENS, MAX_SCHEDULED, Folds, States, plan_width
+from mamba_mtp_kernels.common.operands import FOLD_TOKENS, Folds, States, plan_width
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 from triton.runtime.errors import OutOfResources
 
@@ -128,12 +131,7 @@ class WindowShape:
 
 
 class Window(DraftStore):
-    """The windows of all request rows and the pending counts of all slots (see the module's text).
-
-    Attributes, beside `DraftStore`'s
-        schedule: order [max_batch] int32 in which a verify starts its rows, or None: as they lie, where a batch may be
-            too long to be sorted.
-    """
+    """The windows of all request rows and the pending counts of all slots (see the module's text)."""
 
     def __init__(
         self,
@@ -172,9 +170,7 @@ class Window(DraftStore):
         self._states = States(states, axis_orders.in_play, axis_orders.write)
         self._layers = [(self._states.layer(i), self._window.layer(i)) for i in range(shape.layers)]
         self._conv_layers = [self._conv_window.layer(i) for i in range(shape.layers)]
-        self.schedule: torch.Tensor | None = None
-        if max_batch <= MAX_SCHEDULED:
-            self.schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
+        self._schedule = torch.empty(max_batch, dtype=torch.int32, device=device)
         width = plan_width(shape.nodes, shape.threshold)
         self._plan = torch.empty((max_batch, width), dtype=torch.int32, device=device)
         self._track_count = torch.empty(max_batch, dtype=torch.int32, device=device)
@@ -187,7 +183,7 @@ class Window(DraftStore):
         rewritten = (self._plan, self._track_count, self._out_of_reach)
         for buffer in (self.pending, self.window_row, self.newest, self.length, *rewritten, *inputs):
             buffer.zero_()
-        for permutation in (self.order, *self._schedules()):
+        for permutation in (self.order, self._schedule):
             permutation.copy_(torch.arange(permutation.shape[-1], dtype=torch.int32, device=permutation.device))
 
     @property
@@ -196,14 +192,11 @@ class Window(DraftStore):
 
     @property
     def nbytes(self) -> int:
-        buffers = (self.conv_inputs, self._plan, self._track_count, *self._schedules(), *self.fields.values())
+        buffers = (self.conv_inputs, self._plan, self._schedule, self._track_count, *self.fields.values())
         return self._shared_bytes() + sum(buffer.nbytes for buffer in buffers)
 
-    def _schedules(self) -> tuple[torch.Tensor, ...]:
-        return () if self.schedule is None else (self.schedule,)
-
-    def rows(self, batch: VerifyBatch) -> operands.Rows:
-        return replace(super().rows(batch), schedule=self.schedule, plan=self._plan)
+    def _of_step(self) -> dict[str, torch.Tensor]:
+        return {"schedule": self._schedule, "plan": self._plan}
 
     def plan_rows(self, batch: VerifyBatch) -> None:
         """Where the rows stand in their windows, for all layers and the commit; rows that fold take longest and start

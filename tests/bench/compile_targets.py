@@ -22,6 +22,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
 from mamba_mtp_kernels.common import draft_slots, move, plan, tree, turn, window
+from mamba_mtp_kernels.common.operands import MAX_NODES
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as conv_verify
 from mamba_mtp_kernels.conv1d import verify_slots as conv_slots
@@ -131,11 +132,11 @@ def recurrences() -> Iterator[tuple[str, Report]]:
 # ------------------------------------------------------------------------------------------------------- convolution
 
 
-def conv(capability: int, family: str, nodes: int, chain: bool) -> dict[str, int]:
-    many, chained = conv_verify.FEW_NODES, conv_verify.MANY_NODES  # nodes a program
+def conv(capability: int, family: str, nodes: int, chain: bool, share: int = conv_verify.FEW_NODES) -> dict[str, int]:
+    """share: nodes of a program."""
     constants = {
         **{f"WIDTH_{part}": width for part, width in enumerate(PARTS[family])}, "RESULT": RESULT[family],
-        "N": nodes, "K": WIDTH, "NODES": min(nodes, chained if chain else many),
+        "N": nodes, "K": WIDTH, "NODES": min(nodes, share),
         "BLOCK_D": 256 if chain else conv_verify.TREE_BYTES // 2, "SILU": True, "CHAIN": chain, "PLACES": True,
         "WORDS": True, "HAS_BIAS": family == "mamba2", "stride_tok": 1, "OVERLAP": capability >= 90,
     }  # fmt: skip
@@ -180,6 +181,12 @@ def convolutions() -> Iterator[tuple[str, Report]]:
             for is_tree in (False, True):
                 name = f"{family} {'tree' if is_tree else 'chain'} N={nodes}"
                 yield f"conv1d verify {name}", lambda on, f=family, n=nodes, t=is_tree: conv(on, f, n, not t)
+                if not is_tree and nodes > conv_verify.FEW_NODES:
+                    share = conv_verify.MANY_NODES
+                    yield (
+                        f"conv1d verify {name} by {share}",
+                        lambda on, f=family, n=nodes, s=share: conv(on, f, n, True, s),
+                    )
                 yield f"conv1d slots {name}", lambda _, f=family, n=nodes, t=is_tree: conv_in_slots(f, n, t)
         yield f"conv1d fold {family}", lambda on, f=family: conv_folds(on, f, False)
         yield f"conv1d fold in the commit {family}", lambda on, f=family: conv_folds(on, f, True)
@@ -208,15 +215,15 @@ def commit_window(capability: int, nodes: int, page: int, keeps_newest: bool = T
     return used_by(window._commit_window_kernel, pointers, constants, 1, {"fold_threshold"}, absent)
 
 
-def plan_rows(capability: int, batch: int, nodes: int) -> dict[str, int]:
+def plan_rows(capability: int, nodes: int) -> dict[str, int]:
     pending = threshold(nodes, 1)
     constants = {
-        "N": nodes, "BLOCK_N": nodes, "STAY": pending, "BLOCK_STAY": triton.next_power_of_2(pending), "BLOCK_B": batch,
+        "BLOCK_N": MAX_NODES, "STAY": pending, "BLOCK_STAY": triton.next_power_of_2(pending), "BLOCK_B": plan.OTHERS,
         "OVERLAP": capability >= 90,
     }  # fmt: skip
     pointers = i32("plan", "schedule", "slots", "pending", "newest", "order") | {"rows": "i64"}
-    odd = {"fold_threshold", "capacity", "stride_plan"}
-    return used_by(plan._plan_rows_kernel, pointers, constants, max(1, min(8, batch // 128)), odd)
+    odd = {"fold_threshold", "capacity", "stride_plan", "batch", "nodes"}
+    return used_by(plan._plan_rows_kernel, pointers, constants, 2, odd)
 
 
 BOOKS = i32("current_input", "row_slot", "slot_row", "slots")
@@ -276,8 +283,8 @@ def bookkeeping() -> Iterator[tuple[str, Report]]:
         name = f"N={nodes}" + (f" page {page}" if page > 1 else "")
         yield f"commit window {name}", lambda on, n=nodes, p=page: commit_window(on, n, p)
     yield "commit window N=8 folds all", lambda on: commit_window(on, 8, 1, False)
-    for batch in (BATCH, 4096):
-        yield f"plan {batch} rows N=8", lambda on, b=batch: plan_rows(on, b, 8)
+    for nodes in (4, 8):
+        yield f"plan N={nodes}", lambda on, n=nodes: plan_rows(on, n)
     yield "place nodes N=8", lambda _: place_nodes(8)
     yield "commit slots", lambda _: commit_slots(False)
     yield "commit slots with tracking", lambda _: commit_slots(True)

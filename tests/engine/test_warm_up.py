@@ -8,7 +8,7 @@ from . import adaptive, scenarios
 from .harness import run
 from .matrix import ENGINE, FAMILIES, Case, in_modes
 
-CAPTURED = ("_plan_rows_kernel", "_build_tree_kernel", "_place_nodes_kernel")
+CAPTURED = ("_build_tree_kernel", "_place_nodes_kernel")
 """What captured graphs launch, beside the verifies: the engine on a CPU has none, and the first of them is compiled for
 every power of two that a batch fits in."""
 

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -104,6 +104,14 @@ def planned(rows: Rows, window: Window, nodes: int) -> Rows:
     plan = torch.full((rows.batch + 1, width), 10**6, dtype=torch.int32, device=rows.slots.device)
     plan_rows_reference(window, replace(rows, plan=plan, schedule=None), nodes=nodes)
     return replace(rows, plan=plan)
+
+
+def unfit_plans(rows: Rows, nodes: int, fold_threshold: int) -> Iterator[tuple[Rows, str]]:
+    """Planned rows without a plan and with one that is too narrow, and what is said then."""
+    yield replace(rows, plan=None), "plan: None, but an op asks for the step's plan"
+    width = plan_width(nodes, fold_threshold)
+    narrow = rows.plan[:, : width - 1]
+    yield replace(rows, plan=narrow), rf"plan: shape \({rows.batch + 1}, {width - 1}\), expected {width} numbers a row"
 
 
 def plan_alone(rows: Rows) -> Rows:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_mamba_mtp.state.store import INDEX_DTYPES, WARM_SIZES
+from sglang_mamba_mtp.state.store import INDEX_DTYPES, WARM_SIZES, VerifyBatch
 
 LENGTHS = (1, 4)
 
@@ -108,18 +110,51 @@ def test_sizes_and_dtypes(opened):
     assert seen == set(itertools.product(WARM_SIZES, INDEX_DTYPES))
 
 
-@pytest.mark.parametrize("longest, ordered", [(4096, True), (4097, False)])
-def test_rows_start_as_they_lie_where_one_program_cannot_sort_them(sglang, monkeypatch, longest, ordered):
+def held(store: Any) -> list[torch.Tensor]:
+    """A store's own tensors; the states it works on are the pool's."""
+    found: list[torch.Tensor] = []
+    for name, value in vars(store).items():
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        if name not in ("states", "conv_states"):
+            found += [each for each in values if isinstance(each, torch.Tensor)]
+    return found
+
+
+def test_a_window_counts_all_its_bytes_and_renews_them(sglang):
     from tests.stateful import naive, test_lives
 
-    monkeypatch.setattr(test_lives, "PADDING", longest - test_lives.ROWS)
+    store = test_lives.replay_pool(naive.MODELS["gdn"](naive.Sizes(), torch.Generator().manual_seed(0)), 8, "vk").store
+    assert store.nbytes == sum(tensor.nbytes for tensor in held(store) if tensor.dim())
+    new = [tensor.clone() for tensor in held(store)]
+    for tensor in held(store):
+        tensor.fill_(77)
+    store.renew()
+    for tensor, as_made in zip(held(store), new, strict=True):
+        assert torch.equal(tensor, as_made)
+
+
+def test_the_plan_comes_with_the_first_layer(sglang):
+    """Not with `prepare`, which may run beside the commit before: that changes what a plan says."""
+    from tests.stateful import naive, test_lives
+
     model = naive.MODELS["gdn"](naive.Sizes(), torch.Generator().manual_seed(0))
     pool, calls = test_lives.replay_pool(model, 8, "vk"), Calls()
     calls.watch(pool)
-    pool.warm_up(LENGTHS, tracked=False)
-    assert (pool.store.schedule is not None) == ordered
-    assert "plan_rows" in calls.names()
-    assert pool.store.nbytes > 0
+    store, batch = pool.store, VerifyBatch.padding(2, 4, torch.device("cpu"))
+    links = torch.full((2, 4), -1, dtype=torch.int64)
+    store.prepare(replace(batch, chain=False), links, links)
+    assert "plan_rows" not in calls.names()
+    assert store.shape.layers > 1
+    dim = store.shape.conv_dim
+    parts = {name: tuple(field.shape) for name, field in store.shape.fields.items() if name in ("k", "v")}
+    weights = {"weight": torch.zeros(dim, store.conv_states.shape[-1] + 1), "bias": None, "activation": None}
+    rest = dim - sum(math.prod(shape) for shape in parts.values())
+    for index, plans in ((1, 0), (0, 1), (1, 1)):
+        x = torch.zeros(8, dim, dtype=store.shape.conv_dtype)
+        store.convolve(index, x, batch, parts={"q": (rest,), **parts}, **weights)
+        names = [name for name, _ in calls]
+        assert names.count("plan_rows") == plans
+    assert names[-3:] == ["plan_rows", "conv1d_verify", "conv1d_verify"]
 
 
 def test_a_pool_without_speculation_has_nothing_to_warm_up(sglang):

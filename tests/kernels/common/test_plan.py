@@ -98,10 +98,9 @@ def test_errors_name_the_argument(device):
         replace(rows, plan=rows.plan[:2])
     with pytest.raises(ValueError, match=r"schedule: shape \(2,\), expected \[B>=3\]"):
         replace(rows, schedule=rows.schedule[:2])
-    many = torch.ones(4097, dtype=torch.int32, device=device)
-    every = unplanned(Rows(many, many), plan_width(4, 4))
-    with pytest.raises(ValueError, match="slots: 4097 rows, a schedule has at most 4096"):
-        plan_rows(window, every, nodes=4)
+    wide = unplanned(rows, plan_width(65, 4))
+    with pytest.raises(ValueError, match="65 nodes, the ancestor mask holds 64"):
+        plan_rows(window, wide, nodes=65)
 
 
 def test_ops_for():

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from mamba_mtp_kernels.common.operands import Folds, Rows
 from mamba_mtp_kernels.conv1d import fold, ops_for
 from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv
@@ -14,6 +16,13 @@ from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, fold_conv_
 from mamba_mtp_kernels.conv1d.window import ConvWindow
 
 from ..helpers import assert_same_bits, plan_alone, planned
+
+
+@triton.jit
+def _note_the_last_kernel(found, columns):
+    at = tl.program_id(0) * columns + tl.program_id(1)
+    tl.store(found + at, fold.is_last_program().to(tl.int32))
+
 
 FOLDS = [pytest.param(fold_conv, id="kernel"), pytest.param(fold_conv_reference, id="reference")]
 COMMITS = [pytest.param(commit_conv, id="kernel"), pytest.param(commit_conv_reference, id="reference")]
@@ -199,7 +208,45 @@ def test_what_does_not_lie_in_words(device):
     }
     for name, other in others.items():
         assert not fold._in_words(other, inputs), name
-    assert not fold._in_words(states, inputs.flatten(2)[..., 2:26].unflatten(2, (3, 8)))
+    # at an address that would do, and with strides that would not: of layers, of slots or rows, of tokens
+    sizes = {"states": (*states.shape[:2], 8, 3), "inputs": (*inputs.shape[:3], 8)}
+    memory = torch.zeros(10**5, dtype=states.dtype)
+    for name, axes in (("states", 2), ("inputs", 3)):
+        for axis in range(axes):
+            strides = list(torch.empty(sizes[name], device="meta").stride())
+            strides[axis] += 2
+            apart = {"states": states, "inputs": inputs, name: memory.as_strided(sizes[name], strides)}
+            assert not fold._in_words(apart["states"], apart["inputs"]), (name, axis)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (1, 4), (3, 4)])
+def test_one_program_is_the_last(grid, device):
+    """The one that waits for what runs beside it."""
+
+    found = torch.zeros(grid, dtype=torch.int32, device=device)
+    _note_the_last_kernel[grid](found, grid[1])
+    assert int(found.sum()) == int(found[-1, -1]) == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_runs_beside_what(overlap, monkeypatch):
+    """The convolution's half of a commit that follows the window's, where a GPU can do so: nobody else."""
+    launches = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            return lambda *_, **options: launches.append(options)
+
+    monkeypatch.setattr(fold, "_fold_conv_kernel", Recorder())
+    monkeypatch.setattr(fold, "has_dependent_launch", lambda _: overlap)
+    case = Case([4, 2], pending=[4, 2])
+    window, folds = case.window("cpu"), Folds(case.src, case.dst, case.rows, case.counts)
+    rows = planned(Rows(case.src, case.rows), window, 1)
+    fold_conv(case.states, window, folds)
+    commit_conv(case.states, window, rows)
+    commit_conv(case.states, window, rows, after_commit=True)
+    assert [options["BESIDE"] for options in launches] == [False, False, overlap]
+    assert all(options["OVERLAP"] == options["launch_pdl"] == overlap for options in launches)
 
 
 @pytest.mark.parametrize("fold, commit", [(fold_conv, commit_conv), (fold_conv_reference, commit_conv_reference)])
@@ -268,6 +315,11 @@ def test_errors_name_the_argument(device):
     states, window = case.states.to(device), case.window(device)
     slots = case.src.to(device)
     folds, rows = Folds(slots, slots, slots, slots), planned(Rows(slots, slots * 0), window, 1)
+    for op in (commit_conv, commit_conv_reference):
+        with pytest.raises(ValueError, match="plan: None, but an op asks for the step's plan"):
+            op(states, window, replace(rows, plan=None))
+        with pytest.raises(ValueError, match=r"plan: shape \(3, 11\), expected 12 numbers a row or more"):
+            op(states, window, replace(rows, plan=rows.plan[:, :11]))
     for op, where in ((fold_conv, folds), (commit_conv, rows)):
         with pytest.raises(ValueError, match=r"window_inputs: shape .*, expected \[L=1, R=4, C=4, dim=6\]"):
             op(states[:1], window, where)

@@ -33,13 +33,14 @@ def window_tensor(rows: int, capacity: int, shape: tuple[int, ...], dtype: torch
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
 @pytest.mark.parametrize(
     ("op", "programs_wanted"),
-    [(conv1d_verify, 10**9), (conv1d_verify, 0), (conv1d_verify_reference, 0)],
-    ids=["kernel, a node each", "kernel, shared", "reference"],
+    [(conv1d_verify, 10**9), (conv1d_verify, 0), (conv1d_verify, -1), (conv1d_verify_reference, 0)],
+    ids=["kernel, a node each", "kernel, shared", "kernel, shared by many", "reference"],
 )
 def test_each_channel_lands_in_its_part(op, layout, chain, programs_wanted, device, monkeypatch):
     """With the bits that it has without parts, in the place of its node; nothing else changes, padding writes zeros to
     the result alone."""
     monkeypatch.setattr(verify_replay, "PROGRAMS_WANTED", programs_wanted)
+    monkeypatch.setattr(verify_replay, "PROGRAMS_AT_ONCE", programs_wanted)
     shapes, nodes = LAYOUTS[layout], 5
     widths = [part if isinstance(part, int) else math.prod(part) for part in shapes]
     parents = chain_parents(5, nodes) if chain else random_tree_parents(5, nodes, torch.Generator().manual_seed(3))

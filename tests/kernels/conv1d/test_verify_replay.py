@@ -13,7 +13,7 @@ from mamba_mtp_kernels.conv1d.fold import commit_conv, fold_conv
 from mamba_mtp_kernels.conv1d.reference import commit_conv_reference, conv1d_verify_reference, fold_conv_reference
 from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify
 
-from ..helpers import assert_close, assert_same_bits, chain_parents, planned, random_tree_parents
+from ..helpers import assert_close, assert_same_bits, chain_parents, planned, random_tree_parents, unfit_plans
 from .case import Case
 
 IMPLEMENTATIONS = [pytest.param(conv1d_verify, id="kernel"), pytest.param(conv1d_verify_reference, id="reference")]
@@ -186,14 +186,24 @@ def test_many_programs_path(device, monkeypatch):
     assert_same_bits("inputs", inputs, case.expected_inputs())
 
 
-@pytest.mark.parametrize("programs_wanted", [0, 10**9], ids=["shared", "a node each"])
+@pytest.mark.parametrize(
+    ("programs_wanted", "at_once", "most"),
+    [(0, -1, 8), (0, 10**9, 4), (10**9, 10**9, 1)],
+    ids=["shared by many", "shared by few", "a node each"],
+)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6, 8, 11])
 @pytest.mark.parametrize(
     ("width", "dtype"), [(4, torch.bfloat16), (4, torch.float32), (3, torch.bfloat16), (2, torch.float16)]
 )
-def test_chains_have_the_bits_of_trees_that_are_chains(programs_wanted, nodes, width, dtype, device, monkeypatch):
+def test_chains_have_the_bits_of_trees_that_are_chains(
+    programs_wanted, at_once, most, nodes, width, dtype, device, monkeypatch
+):
     case = Case(chain_parents(5, nodes), width=width, dtype=dtype, slots=[1, 0, 3, 4, 5], pending=[0, 0, 1, 2, 3])
     monkeypatch.setattr(verify_replay, "PROGRAMS_WANTED", programs_wanted)
+    monkeypatch.setattr(verify_replay, "PROGRAMS_AT_ONCE", at_once)
+    assert verify_replay.nodes_a_program(5, nodes, case.x.shape[1], chain=True) == min(
+        most, 2 ** (nodes - 1).bit_length()
+    )
     as_trees, _ = case.run(conv1d_verify, device)
     case.chain, case.parents = True, torch.full_like(case.parents, 10**6)  # nobody asks for links
     y, inputs = case.run(conv1d_verify, device)
@@ -239,6 +249,14 @@ def test_mutations_are_seen(mutate, device):
     y, _ = case.run(conv1d_verify, device)
     with pytest.raises(AssertionError, match="RMS error ratio"):
         assert_close("y", y, expected, 1e-2)
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_without_a_plan_or_with_too_narrow_a_one(op, device):
+    case = Case(chain_parents(1, 3))
+    for rows, message in unfit_plans(planned(case.batch_rows(device), case.window(device), 3), 3, case.threshold):
+        with pytest.raises(ValueError, match=message):
+            case.run(lambda *given, r=rows, **named: op(*given, **(named | {"rows": r})), device)
 
 
 def test_errors_name_the_argument(device):

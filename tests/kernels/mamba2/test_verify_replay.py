@@ -11,7 +11,7 @@ from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify
 
-from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to, planned
+from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to, planned, unfit_plans
 from .case import WINDOWS, Case, make_case
 
 IMPLEMENTATIONS = [pytest.param(mamba2_verify, id="kernel"), pytest.param(mamba2_verify_reference, id="reference")]
@@ -408,6 +408,15 @@ def test_mutations_are_seen(mutate, device):
     y = case.run(mamba2_verify)
     with pytest.raises(AssertionError, match="RMS error ratio"):
         assert_close("y", y, expected, 1e-4)
+
+
+@pytest.mark.parametrize("op", IMPLEMENTATIONS)
+def test_without_a_plan_or_with_too_narrow_a_one(op, device):
+    case = make_case(device=device)
+    rows = planned(case.books.batch_rows, case.window(), case.books.nodes)
+    for unfit, message in unfit_plans(rows, case.books.nodes, case.books.fold_threshold):
+        with pytest.raises(ValueError, match=message):
+            case.verify(lambda *given, r=unfit, **named: op(*given, **(named | {"rows": r})))
 
 
 def test_errors_name_the_argument(device):
