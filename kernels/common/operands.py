@@ -28,7 +28,8 @@ def fold_at_once(nodes: int) -> int:
 
 
 def plan_width(nodes: int, fold_threshold: int) -> int:
-    """Numbers of a row's plan, for verifies of up to this many nodes: whole words of four."""
+    """Numbers of a row's plan, for verifies of up to this many nodes: a multiple of four, so that of a contiguous plan
+    the first four of every row lie in one sector of memory."""
     return -(-(PLAN_ROOT + nodes + fold_threshold) // 4) * 4
 
 
