@@ -46,6 +46,7 @@ DEFAULTS: tuple[Default, ...] = (
     Default("disable_custom_all_reduce", True, "it is for GPUs", (False,)),
     Default("hicache_io_backend", "direct", "the other one's copies are CUDA kernels", ("kernel",)),
     Default("lora_backend", "torch_native", "the others are Triton kernels", ("csgmv",)),
+    Default("sleep_on_idle", True, "an idle scheduler asks for work without a pause, and would keep a core", (False,)),
     Default("max_running_requests", 8, "a CPU serves a few requests well"),
     Default("max_total_tokens", 32768, "sized by hand, not from free memory that others use too"),
     Default("max_mamba_cache_size", 64, "sized by hand, not from free memory that others use too"),

@@ -72,6 +72,7 @@ def test_defaults_fill_only_what_is_unset(monkeypatch: pytest.MonkeyPatch):
     assert args.max_running_requests == 3
     assert args.attention_backend == "torch_native"
     assert args.device == "cpu"
+    assert args.sleep_on_idle is True
     assert args.disable_overlap_schedule is False
     args = raw_args(mamba_radix_cache_strategy="no_buffer")
     defaults.apply(args)

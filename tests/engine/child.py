@@ -102,6 +102,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
+    scheduler.idle_sleeper = None  # it waits at a socket, and the feeder brings requests by another way
     if spec.retract_every is not None:
         force_retractions(spec.retract_every)
     hooks = verify_hooks(spec, scheduler)

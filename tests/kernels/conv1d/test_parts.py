@@ -29,6 +29,7 @@ def window_tensor(rows: int, capacity: int, shape: tuple[int, ...], dtype: torch
     return torch.full((rows, capacity + 3, 2, *shape), float("nan"), dtype=dtype, device=device)[:, 1:-2, 1]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
 @pytest.mark.parametrize(

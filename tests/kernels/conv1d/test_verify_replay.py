@@ -109,6 +109,7 @@ def test_tree_that_is_a_chain_has_the_chains_bits(op, pending, device):
     assert_same_bits("y", tree[path], along)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("threshold", "keeps_newest", "pending"),
@@ -186,6 +187,7 @@ def test_many_programs_path(device, monkeypatch):
     assert_same_bits("inputs", inputs, case.expected_inputs())
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("programs_wanted", "at_once", "most"),
     [(0, -1, 8), (0, 10**9, 4), (10**9, 10**9, 1)],

@@ -269,6 +269,7 @@ def test_step_after_step(op, device):
         case.states = states
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("nodes", [1, 3, 4, 13])

@@ -66,6 +66,7 @@ def verify_case(*, device: torch.device, **changes: object) -> Case:
 BITS = [VK, KV, KV, VK, KV, KV]
 
 
+@pytest.mark.in_turn
 @BOTH
 @STATE
 @SIZES
@@ -93,6 +94,7 @@ def test_verify_with_all_bits_vk(which: str, device: torch.device) -> None:
     assert_same_numbers("checkpoint", ours.tensors["checkpoint"], plain.tensors["checkpoint"])
 
 
+@pytest.mark.in_turn
 @BOTH
 @STATE
 @SIZES
@@ -126,6 +128,7 @@ def test_fold(
     assert_same_numbers("checkpoint", ours, plain)
 
 
+@pytest.mark.in_turn
 @BOTH
 @STATE
 @SIZES

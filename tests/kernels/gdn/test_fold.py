@@ -35,6 +35,7 @@ def layered(x: torch.Tensor, layers: int, gap: int) -> torch.Tensor:
     return view
 
 
+@pytest.mark.in_turn
 @BOTH
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)

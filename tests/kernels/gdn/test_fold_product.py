@@ -163,6 +163,7 @@ def test_factors_solve_the_system(kind, count, device):
 # ----------------------------------------------------------------------------------------------------------- drift
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.once) for kind in KINDS[:2]), KINDS[2]])
 def test_folds_drift_no_more_than_plain_decode(kind, device):
     """One rounding a fold beats two a token: after 1, 16 and 256 folds of 9 tokens."""
@@ -190,6 +191,7 @@ def test_folds_drift_no_more_than_plain_decode(kind, device):
 settle = partial(settled_by, gdn_fold)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("options", [*FOLDING, {"K": 40, "V": 33, "H": 1, "HV": 2}], ids=str)
 @DTYPE_PAIRS
 def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):

@@ -161,6 +161,7 @@ def settle(case: Case, fold: Callable[..., None]) -> torch.Tensor:
     return case.tensors["checkpoint"][slots].cpu()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("which", ["triton", "reference"])
 @pytest.mark.parametrize("fold_threshold", [0, 5])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -203,6 +204,7 @@ def test_a_fold_too_far_is_noticed(too_far: str, device: torch.device) -> None:
         run_steps(verify, steps=12, tree=False, device=device, fold=gdn_fold_reference, **shape)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_drift(state_dtype: torch.dtype, device: torch.device) -> None:
     """After thousands of commits the state is no further from float64 than plain decode's, one token at a time."""
