@@ -146,6 +146,7 @@ def test_two_steps_equal_one(which: str, device: torch.device) -> None:
         assert_same_bits("states", steps.states, long.states)
 
 
+@pytest.mark.in_turn
 @TREE
 @STATE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -40,6 +40,7 @@ def same_as_vk(case: Case, op, rows: tuple[int, ...]) -> None:
     assert_same_bits("axis_order", order, bits)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("op", VERIFIES)
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("headdim", "dstate"), HEADS)
@@ -82,6 +83,7 @@ def run_fold(case: FoldCase, op, order: torch.Tensor, write: int) -> torch.Tenso
     return case.run(op, axis_order=order.to(case.device), write=write)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("op", FOLDS)
 @pytest.mark.parametrize("write", [VK, KV], ids=["writes VK", "writes KV"])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])

@@ -156,6 +156,7 @@ def test_names_of_rows_and_columns(warps, block, part, chunk, device):
 settle = partial(settled_by, mamba2_fold)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("options", [*FOLDING, {"headdim": 33, "dstate": 40, "nheads": 3, "ngroups": 3}], ids=str)
 @DTYPE_PAIRS
 def test_fold_then_verify_has_the_bits_of_a_verify_that_folds(dtype, state_dtype, options, device):

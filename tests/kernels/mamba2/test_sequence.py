@@ -184,12 +184,14 @@ def run_steps(
     assert rms <= RMS_LIMIT, f"y: RMS error {rms:.3e} of its terms, plain recurrence's {plain_rms:.3e}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
 @pytest.mark.parametrize(("nodes", "window"), [(3, 4), (1, 2), (4, 0), (5, 9)])
 def test_steps(ops, nodes, window, device):
     run_steps(ops, device, steps=9, nodes=nodes, window=window, batch=2)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
 @pytest.mark.parametrize(("nodes", "window", "tree"), [(3, 4, True), (1, 2, False), (4, 4, False), (5, 9, True)])
 def test_steps_back(ops, nodes, window, tree, device):

@@ -188,6 +188,7 @@ def test_a_rejected_branch_does_not_matter(op, device):
 # -------------------------------------------------------------------------------------------------------- axis orders
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("op", IMPLEMENTATIONS)
 @pytest.mark.parametrize("in_place", [False, True], ids=["other slot", "own slot"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -237,6 +238,7 @@ def test_bits_of_stock_in_dtypes(dtype, state_dtype, tree, stock, device):
     same_as_stock(case, stock)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("headdim", [64, 80, 128])
 @pytest.mark.parametrize("dstate", [16, 32, 64, 128, 256])
 def test_bits_of_stock_at_head_sizes(headdim, dstate, stock, device):
