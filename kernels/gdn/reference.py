@@ -32,11 +32,21 @@ def token_factors(k: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch
     return torch.stack([g.exp(), norm, beta * norm], -1)
 
 
-def _step(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """One token of many rows: state [B, HV, V, K], normalised k [B, HV, K], v [B, HV, V], g and beta [B, HV]."""
-    state = state * g.exp()[..., None, None]
-    delta = beta[..., None] * (v - torch.einsum("bhvk,bhk->bhv", state, k))
-    return state + delta[..., :, None] * k[..., None, :]
+def _step(
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """One token of many rows: state [B, HV, V, K], normalised k [B, HV, 1, K], v [B, HV, V, 1], e^g and beta
+    [B, HV, 1, 1]."""
+    state = state * decay
+    return torch.addcmul(state, beta * (v - state @ k.mT), k)
+
+
+def _tokens(
+    k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `_step` takes of tokens: k [..., H, K], v [..., HV, V], g and beta [..., HV]."""
+    keys = _normalised(k).repeat_interleave(v.shape[-2] // k.shape[-2], -2)
+    return keys.unsqueeze(-2), v.unsqueeze(-1), g.exp()[..., None, None], beta[..., None, None]
 
 
 def _is_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
@@ -66,15 +76,16 @@ def _fold_rows(
     state: torch.Tensor, window: GdnWindow, *, positions: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
     """Apply the first counts[b] entries of positions [B, C] of each row's window to state [B, HV, V, K]."""
-    dtype, group = state.dtype, window.v.shape[2] // window.k.shape[2]
     most = int(counts.max()) if counts.numel() else 0
     at = rows, positions[:, :most].T
-    k, v, g, beta = (held[at].to(dtype) for held in (window.k, window.v, window.g, window.beta))  # [most, B, ...]
-    k = _normalised(k).repeat_interleave(group, 2)
-    for t in range(most):
-        new = _step(state, k[t], v[t], g[t], beta[t])
-        # where, not a multiply by zero: entries past the count are garbage and may be NaN
-        state = torch.where((t < counts)[:, None, None, None], new, state)
+    live = torch.arange(most, device=counts.device)[:, None] < counts
+    # entries past the count are garbage and may be NaN: as zeros they leave a state as it is
+    inputs = (
+        torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[at], 0).to(state.dtype)
+        for held in (window.k, window.v, window.g, window.beta)
+    )
+    for token in zip(*_tokens(*inputs), strict=True):
+        state = _step(state, *token)
     return state
 
 
@@ -133,8 +144,7 @@ def gdn_verify_reference(
     for held, given in ((window.g, g), (window.beta, beta), (window.factors, token_factors(k, g, beta))):
         held[nodes_at] = given.to(held.dtype)
 
-    kn = _normalised(k).repeat_interleave(group, 2)
-    qn = _normalised(per_node(q).to(compute_dtype)).repeat_interleave(group, 2) * scale
+    tokens = [x.unbind(1) for x in _tokens(k, v, g, beta)]
     bits = torch.arange(nodes, device=q.device)
     is_ancestor = (rows.ancestors[live][:, :, None] >> bits) & 1
     # nodes are in topological order, so the last strict ancestor is the parent; where they are not, the root is
@@ -143,11 +153,11 @@ def gdn_verify_reference(
     each = torch.arange(live.numel(), device=q.device)
     after = state.new_empty(nodes + 1, *state.shape)
     after[-1] = state  # what a parent of -1 finds
-    outputs = []
-    for i in range(nodes):
-        after[i] = _step(after[parent[:, i], each], kn[:, i], v[:, i], g[:, i], beta[:, i])
-        outputs.append(torch.einsum("bhvk,bhk->bhv", after[i], qn[:, i]))
-    out.view(batch, nodes, heads, -1)[live] = torch.stack(outputs, 1).to(out.dtype)
+    for i, (token, above) in enumerate(zip(zip(*tokens, strict=True), parent.unbind(1), strict=True)):
+        after[i] = _step(after[above, each], *token)
+    qn = _normalised(per_node(q).to(compute_dtype)).repeat_interleave(group, 2) * scale
+    outputs = after[:-1].transpose(0, 1) @ qn.unsqueeze(-1)
+    out.view(batch, nodes, heads, -1)[live] = outputs.squeeze(-1).to(out.dtype)
     return out
 
 

@@ -51,10 +51,18 @@ def store_states(states: States, slots: torch.Tensor, values: torch.Tensor, is_k
     states.data[slots] = torch.where(is_kv[:, None, None, None], turned, values).to(states.data.dtype)
 
 
-def _step(state: torch.Tensor, x: torch.Tensor, B: torch.Tensor, dt: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
-    """One token. state [..., nheads, headdim, dstate], x [..., nheads, headdim], B [..., ngroups, dstate], dt, A."""
-    B = B.repeat_interleave(state.shape[-3] // B.shape[-2], dim=-2)
-    return state * torch.exp(A * dt)[..., None, None] + (B * dt[..., None])[..., None, :] * x[..., :, None]
+def _tokens(
+    x: torch.Tensor, B: torch.Tensor, dt: torch.Tensor, A: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `_step` takes of tokens x [..., nheads, headdim], B [..., ngroups, dstate], dt [..., nheads]; A [nheads]."""
+    B = B.repeat_interleave(x.shape[-2] // B.shape[-2], dim=-2)
+    return x.unsqueeze(-1), (B * dt[..., None]).unsqueeze(-2), torch.exp(A * dt)[..., None, None]
+
+
+def _step(state: torch.Tensor, x: torch.Tensor, dB: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """One token. state [..., nheads, headdim, dstate], x [..., nheads, headdim, 1], dt B [..., nheads, 1, dstate],
+    e^(A dt) [..., nheads, 1, 1]."""
+    return torch.addcmul(state * decay, x, dB)
 
 
 def _replay(
@@ -72,10 +80,14 @@ def _replay(
     """
     most = int(counts.max()) if counts.numel() else 0
     at = torch.arange(state.shape[0], device=state.device), positions[:, :most].T
-    x, B, dt = (held[at].to(state.dtype) for held in (x, B, dt))  # [most, B, ...]
-    for token in range(most):
-        stepped = _step(state, x[token], B[token], dt[token], A)
-        state = torch.where((token < counts)[:, None, None, None], stepped, state)
+    live = torch.arange(most, device=state.device)[:, None] < counts
+    # entries past the count are garbage and may be NaN: as zeros they leave a state as it is
+    inputs = (
+        torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[at], 0).to(state.dtype)
+        for held in (x, B, dt)
+    )
+    for token in zip(*_tokens(*inputs, A), strict=True):
+        state = _step(state, *token)
     return state
 
 
@@ -132,13 +144,11 @@ def mamba2_verify_reference(
     each = torch.arange(batch, device=C.device)
     after = start.new_empty(nodes + 1, *start.shape)
     after[-1] = start  # what a parent of -1 finds
-    outputs = []
-    for node in range(nodes):
-        above = after[parent[:, node], each]
-        state = after[node] = _step(above, x_nodes[:, node], B_nodes[:, node], dt_nodes[:, node], A)
-        C_heads = C_nodes[:, node].repeat_interleave(nheads // C.shape[1], dim=1)
-        outputs.append((state * C_heads[:, :, None, :]).sum(-1))
-    y = torch.stack(outputs, 1)
+    tokens = [token.unbind(1) for token in _tokens(x_nodes, B_nodes, dt_nodes, A)]
+    for node, (token, above) in enumerate(zip(zip(*tokens, strict=True), parent.unbind(1), strict=True)):
+        after[node] = _step(after[above, each], *token)
+    C_heads = C_nodes.repeat_interleave(nheads // C.shape[1], dim=2)
+    y = (after[:-1].transpose(0, 1) @ C_heads.unsqueeze(-1)).squeeze(-1)
     if D is not None:
         y = y + per_head("D", D, 1).to(compute_dtype)[:, None] * x_nodes
     y = torch.where(real[:, None, None, None], y, 0).flatten(0, 1)
