@@ -28,16 +28,14 @@ MODES = {family: tuple(name for name in VARIANTS if name != "off") for family in
 """Per family, the variants that must equal the plain engine, the default mode first. A new mode goes here."""
 
 IN_FULL = ("replay", "slots")
-"""Variants that run all fast cells below, the second of them on one version but for `FAST_IN_BOTH`; the others run
-`FAST_IN_EVERY_MODE`."""
+"""Variants that run all fast cells below, the second of them on one version; the others run `FAST_IN_EVERY_MODE`."""
 
 EVERYWHERE = "replay"
-"""The variant that runs every fast test on every SGLang version.
+"""The variant that runs every special scenario on every SGLang version, what takes long in some cells (``in_turn``).
 
-A version meets every cell of equality and every special scenario in this variant, those that take long in some cells
-(``in_turn``), and the other variants meet them on one version (`marks`): what a variant keeps of drafts is its own, how
-requests are scheduled is the version's, and each pair of variant, version and scenario is met. With ``--slow``, all
-three together.
+Of equality a version meets `FAST_IN_BOTH` and half of the other cells. The other variants meet scenarios and cells on
+one version (`marks`): what a variant keeps of drafts is its own, how requests are scheduled is the version's, and each
+pair of variant, version and scenario is met. With ``--slow``, all three together.
 """
 
 FAMILY_MODES = [(family, mode) for family in FAMILIES for mode in MODES[family]]
@@ -104,7 +102,7 @@ FAST_IN_BOTH = FAST_IN_EVERY_MODE | {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
     ("mamba2", "ngram-chain", "extra_buffer"),
 }
-"""Cells that run in all of `IN_FULL` on every version: some of either family and set."""
+"""Cells that run on every version, in the variant that runs everywhere: some of either family and set."""
 
 FAST_FEW_SLOTS = {
     ("gdn", "ngram-tree", "extra_buffer-overlap"),
@@ -191,6 +189,14 @@ def caches(mode: str) -> tuple[str, ...]:
     return tuple(cache for cache in CACHES if cache != "rewind" or VARIANTS[mode]["mode"] == "replay")
 
 
+def _marks_in_matrix(mode: str, cell: tuple[str, str, str], quick: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Of a cell of the matrix: those of `FAST_IN_BOTH` run on every version in the variant that runs everywhere, and in
+    the other of `IN_FULL` in turn, as the rest does in the former."""
+    if not quick or (mode != EVERYWHERE and (mode not in IN_FULL or cell not in FAST_IN_BOTH)):
+        return marks(mode, quick)
+    return () if mode == EVERYWHERE and cell in FAST_IN_BOTH else (pytest.mark.in_turn,)
+
+
 def cases(
     fast: set[tuple[str, str, str]] = FAST,
     algorithms: Iterable[str] = tuple(ALGORITHMS),
@@ -205,8 +211,7 @@ def cases(
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
-        everywhere = quick and mode in IN_FULL and cell in FAST_IN_BOTH
-        params.append(pytest.param(case, id=case.name, marks=() if everywhere else marks(mode, quick)))
+        params.append(pytest.param(case, id=case.name, marks=_marks_in_matrix(mode, cell, quick)))
     return params
 
 

@@ -34,6 +34,7 @@ def test_n_changes(case: Case, checkpoint, tmp_path):
     check_equal(result, todo)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), in_modes(IN_FULL, FAMILIES))
 def test_few_slots(family, mode, checkpoint, tmp_path):
     """The same while requests are retracted and come back with another N."""

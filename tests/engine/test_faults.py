@@ -69,6 +69,7 @@ def _sabotaged(sabotage: str, family: str, mode: str, checkpoint: Callable[[str]
     return result
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), in_modes(IN_FULL, FAMILIES))
 def test_not_a_number_reaches_no_other_request(family, mode, checkpoint):
     """Not through a batch, nor a slot, a window or a token of the KV cache that is used again."""
@@ -77,6 +78,7 @@ def test_not_a_number_reaches_no_other_request(family, mode, checkpoint):
     assert any(not torch.isfinite(record.state.temporal).all() for record in poisoned), "nothing was poisoned"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), in_modes(IN_FULL, FAMILIES))
 def test_a_malformed_tree_reaches_no_other_request(family, mode, checkpoint):
     """Its own answer is wrong, as its tree is, and it ends all the same."""

@@ -99,12 +99,14 @@ def _sabotaged(checkpoint, case: Case, fault: str, make=scenarios.turns, **chang
     return kinds
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), EVERY)
 def test_a_commit_of_the_root_alone_is_seen(checkpoint, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "commit_root")
     assert kinds["decode"].worst > 1000 * STATE_BOUND
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), ONE_LAYOUT)
 def test_a_commit_of_one_less_is_seen(checkpoint, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "commit_one_less")
@@ -123,12 +125,14 @@ def _where_snapshots_are_taken() -> list:
     return params
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("cache", "family", "mode"), _where_snapshots_are_taken())
 def test_wrong_snapshot_is_seen(checkpoint, cache, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "nextn-chain", cache, mode), "track_root")
     assert kinds["insert"].worst > 1000 * STATE_BOUND
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), OWN)
 def test_skipped_settle_is_seen(checkpoint, family, mode):
     kinds = _sabotaged(checkpoint, Case(family, "ngram-tree", "no_buffer", mode), "skip_settle")
@@ -144,6 +148,7 @@ def test_what_was_known_of_a_recycled_slot_is_seen(checkpoint, mode):
     assert max(kind.worst for kind in kinds.values()) > 1000 * STATE_BOUND
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("mode", "fault"), [("replay-kv", "stale_layout"), ("slots-kv", "unturned")])
 def test_wrong_layout_bit_is_seen(checkpoint, mode, fault, family):

@@ -42,6 +42,7 @@ def test_everything_else_with_mixed_chunks(family, cache, checkpoint):
     check_equal(run(case.spec(checkpoint(case.family), extra=MIXED), todo), todo)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stock_is_wrong(family, checkpoint, sglang_version):
     """If this fails, SGLang counts the token of a request that ends as a tail: drop our count for that version."""
@@ -73,6 +74,7 @@ MASKED = [
 """What overlaps: where a tail is sampled before the last verify's result has been looked at."""
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", in_modes(["replay", "slots", "snapshot"]))
 @pytest.mark.parametrize(("family", "algorithm", "cache"), MASKED)
 def test_a_tail_obeys_its_grammar(family, algorithm, cache, mode, checkpoint, sglang_version):
@@ -83,6 +85,7 @@ def test_a_tail_obeys_its_grammar(family, algorithm, cache, mode, checkpoint, sg
     check_equal(result, todo)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "algorithm", "cache"), MASKED)
 def test_stock_forgets_the_grammar(family, algorithm, cache, checkpoint, sglang_version):
     """If this fails, SGLang advances grammars before it samples a tail: drop our call for that version."""

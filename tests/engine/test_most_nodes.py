@@ -21,6 +21,7 @@ def _few_turns(checkpoint) -> Scenario:
     return Scenario("few_turns", scenarios.turns(checkpoint.vocab).requests[:3])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "mode"), in_modes(IN_FULL, FAMILIES))
 def test_as_many_as_a_mask_has_bits(family, mode, checkpoint):
     todo = [_few_turns(checkpoint)]

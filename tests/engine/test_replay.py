@@ -14,6 +14,7 @@ from .matrix import MODES, Case
 FAMILIES = [family for family in MODES if "replay" in MODES[family]]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("window", [0, *(pytest.param(n, marks=pytest.mark.once) for n in (1, 5)), 60])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_window(family, window, checkpoint):
@@ -24,6 +25,7 @@ def test_window(family, window, checkpoint):
     check_equal(run(case.spec(checkpoint(family), env={"SGLANG_MAMBA_MTP_WINDOW": str(window)}), todo), todo)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_state_copies(family, checkpoint):
     """The pool holds slots and windows; SGLang's per-draft copies of the state are not allocated."""

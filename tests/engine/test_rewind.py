@@ -26,6 +26,7 @@ def _conversation(vocab: int, answers: int = 9) -> Scenario:
     return Scenario("conversation", (first, *rest))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_next_turn_recomputes_nothing(family, checkpoint):
     """A turn finds all of the turn before; but the last token of its answer only where it was accepted, not drawn after
@@ -51,6 +52,7 @@ def _cut_short(vocab: int) -> Scenario:
     return Scenario("cut short", (*answers, *turns))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_that_ends_inside_an_accepted_run_is_found_too(family, checkpoint):
     """SGLang has verified more tokens than the answer is given; the state is brought back to those that it is."""
@@ -81,6 +83,7 @@ def _one_token_each(vocab: int) -> Scenario:
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_ends_with_its_prefill_leaves_its_snapshot_too(family, checkpoint):
     """The third finds the prefix that the second branched off at, as under SGLang's own strategy."""

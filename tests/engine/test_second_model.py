@@ -32,6 +32,7 @@ def draft_of(tmp_path_factory):
     return folder
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", in_full(FAMILIES, SECOND_MODEL, CACHES, FAST))
 def test_speculation_changes_nothing(case: Case, checkpoint, draft_of):
     kind = SECOND_MODEL[case.algorithm]["spec"]

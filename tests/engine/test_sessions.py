@@ -29,6 +29,7 @@ def _told_in_full(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, requests=requests, streaming=False)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", in_full(FAMILIES, DRAFTS, CACHES, FAST))
 def test_a_session_answers_as_the_whole_conversation_does(case: Case, checkpoint):
     talks = scenarios.talks(checkpoint.vocab)

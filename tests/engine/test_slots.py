@@ -12,6 +12,7 @@ from .harness import run
 from .matrix import FAMILIES, Case
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_draft_slots_are_all_there_is(family, checkpoint):
     """No per-draft copies of SGLang's; the bytes told are the region's, one state and window a request row and node

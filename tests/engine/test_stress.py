@@ -113,6 +113,7 @@ def _short(case: Case, checkpoint, others, **changes) -> Load:
     return Load.of(case, waves, checkpoint, others, mixed=case == CASES["mamba2"], **changes)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", [*CASES.values(), REWOUND], ids=lambda case: case.name)
 def test_answers_under_load_are_those_without_speculation(case, checkpoint, others):
     load = _short(case, checkpoint, others)
