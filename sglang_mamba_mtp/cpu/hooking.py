@@ -61,9 +61,11 @@ def rebind(old: object, new: object, prefix: str = "sglang.") -> None:
     for name, module in list(sys.modules.items()):
         if not name.startswith(prefix) or module is None:
             continue
-        for key, value in list(vars(module).items()):
-            if value is old:
-                setattr(module, key, new)
+        names = dict(vars(module))
+        if id(old) in map(id, names.values()):  # few have it, and asking all of them takes a server's start long
+            for key, value in names.items():
+                if value is old:
+                    setattr(module, key, new)
 
 
 def while_calling(module: str, **answers: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

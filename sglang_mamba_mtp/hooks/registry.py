@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -106,9 +106,7 @@ def prove() -> None:
     Raises
         MtpError: one is not.
     """
-    dead = [
-        f"{hook.target.path} ({hook.kind} {hook.function.__qualname__})" for hook in _registered if not is_live(hook)
-    ]
+    dead = [f"{hook.target.path} ({hook.kind} {hook.function.__qualname__})" for hook in _not_live(_registered)]
     if dead or not _registered:
         raise MtpError(
             "these hooks are not live, so SGLang would serve without them:\n"
@@ -118,16 +116,30 @@ def prove() -> None:
 
 def is_live(hook: Hook) -> bool:
     """Whether calling the surface calls our function, wherever the surface was imported to."""
-    owner, name, attribute = hook.target.resolve()
-    wrapped = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
-    if not any(_calls(layer, hook.function) for layer in _layers(wrapped)):
-        return False
-    if not isinstance(owner, ModuleType):
-        return True
-    original = inspect.unwrap(wrapped)
-    return not any(
-        vars(module).get(name) is original for module in list(sys.modules.values()) if isinstance(module, ModuleType)
-    )
+    return not _not_live([hook])
+
+
+def _not_live(hooks: Sequence[Hook]) -> list[Hook]:
+    """Those of ``hooks`` that a call of their surface would miss."""
+    found = [(hook, *hook.target.resolve()) for hook in hooks]
+    imported = _known_as({name for _, owner, name, _ in found if isinstance(owner, ModuleType)})
+    missed = []
+    for hook, owner, name, attribute in found:
+        wrapped = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+        called = any(_calls(layer, hook.function) for layer in _layers(wrapped))
+        if not called or (isinstance(owner, ModuleType) and id(inspect.unwrap(wrapped)) in imported[name]):
+            missed.append(hook)
+    return missed
+
+
+def _known_as(names: set[str]) -> dict[str, set[int]]:
+    """Of each name the ids of what it is in all modules that have it."""
+    known: dict[str, set[int]] = {name: set() for name in names}
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name in vars(module).keys() & names:
+                known[name].add(id(vars(module)[name]))
+    return known
 
 
 def _layers(function: Any) -> Iterator[Any]:
