@@ -65,7 +65,7 @@ WAYS = {"none": None, "stock": None, "slots": "slots", "replay": "replay", "rewi
 """Ways to serve on a CPU, and the plugin's mode in each."""
 
 
-@pytest.mark.parametrize("ways", [("none", "stock", "slots"), pytest.param(tuple(WAYS), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ways", [("none", "slots"), pytest.param(tuple(WAYS), marks=pytest.mark.slow)])
 def test_one_server_after_the_other(ways: tuple[str, ...], tmp_path):
     """What README's line measures, with less of each; what cannot run here is told and left out."""
     flags = ["--concurrency", "2", "--accept", "3", "--output-len", "24", "--max-running-requests", "3", "--no-plots"]

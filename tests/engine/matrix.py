@@ -201,9 +201,10 @@ def cases(
     fast: set[tuple[str, str, str]] = FAST,
     algorithms: Iterable[str] = tuple(ALGORITHMS),
     without: Iterable[str] = (),
+    dealt: bool = True,
 ) -> list:
     """Every cell as a pytest parameter, those of the caches ``without`` left out; those outside ``fast`` carry the
-    ``slow`` marker."""
+    ``slow`` marker. dealt: False where a version does not do what is tested, so that no cell may be its alone."""
     params = []
     for (family, mode), algorithm, cache in itertools.product(FAMILY_MODES, algorithms, CACHES):
         if cache not in caches(mode) or cache in without:
@@ -211,7 +212,8 @@ def cases(
         case = Case(family, algorithm, cache, mode)
         cell = (family, algorithm, cache)
         quick = cell in fast and (mode in IN_FULL or cell in FAST_IN_EVERY_MODE)
-        params.append(pytest.param(case, id=case.name, marks=_marks_in_matrix(mode, cell, quick)))
+        its_marks = _marks_in_matrix(mode, cell, quick) if dealt else marks(mode, quick)
+        params.append(pytest.param(case, id=case.name, marks=its_marks))
     return params
 
 

@@ -20,7 +20,7 @@ def _check_tails(result: Result, version: str) -> None:
     assert ended == 0 if version in ("0.5.17", "0.5.18") else ended > 3, f"{ended} requests ended as tails of a prefill"
 
 
-@pytest.mark.parametrize("case", cases(FAST_MIXED, NEXTN, without=REFUSED))
+@pytest.mark.parametrize("case", cases(FAST_MIXED, NEXTN, without=REFUSED, dealt=False))
 def test_mixed_chunk(case: Case, checkpoint, sglang_version):
     """A request that ends as a tail is cached with the token its state has and SGLang leaves out."""
     todo = [scenarios.mixed(checkpoint.vocab)]
@@ -42,7 +42,6 @@ def test_everything_else_with_mixed_chunks(family, cache, checkpoint):
     check_equal(run(case.spec(checkpoint(case.family), extra=MIXED), todo), todo)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stock_is_wrong(family, checkpoint, sglang_version):
     """If this fails, SGLang counts the token of a request that ends as a tail: drop our count for that version."""
@@ -74,7 +73,6 @@ MASKED = [
 """What overlaps: where a tail is sampled before the last verify's result has been looked at."""
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", in_modes(["replay", "slots", "snapshot"]))
 @pytest.mark.parametrize(("family", "algorithm", "cache"), MASKED)
 def test_a_tail_obeys_its_grammar(family, algorithm, cache, mode, checkpoint, sglang_version):
@@ -85,7 +83,6 @@ def test_a_tail_obeys_its_grammar(family, algorithm, cache, mode, checkpoint, sg
     check_equal(result, todo)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("family", "algorithm", "cache"), MASKED)
 def test_stock_forgets_the_grammar(family, algorithm, cache, checkpoint, sglang_version):
     """If this fails, SGLang advances grammars before it samples a tail: drop our call for that version."""
