@@ -65,6 +65,18 @@ def entries_from(positions: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return positions.gather(1, entry.clamp(max=positions.shape[1] - 1))
 
 
+def first_entries(
+    held: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """held [R, C, ...] of each row's first counts[b] positions [B, C], as [max(counts), B, ...], rows [B].
+
+    Entries past a row's count may be NaN in the window. Here they are zeros, which leave a state as it is.
+    """
+    most = int(counts.max()) if counts.numel() else 0
+    live = torch.arange(most, device=counts.device)[:, None] < counts
+    return torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[rows, positions[:, :most].T], 0)
+
+
 def commit_window_reference(
     window: Window,
     rows: Rows,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
-from ..common.reference import entries_from
+from ..common.reference import entries_from, first_entries
 from .window import GdnWindow
 
 L2NORM_EPS = 1e-6
@@ -76,12 +76,8 @@ def _fold_rows(
     state: torch.Tensor, window: GdnWindow, *, positions: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
     """Apply the first counts[b] entries of positions [B, C] of each row's window to state [B, HV, V, K]."""
-    most = int(counts.max()) if counts.numel() else 0
-    at = rows, positions[:, :most].T
-    live = torch.arange(most, device=counts.device)[:, None] < counts
-    # entries past the count are garbage and may be NaN: as zeros they leave a state as it is
     inputs = (
-        torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[at], 0).to(state.dtype)
+        first_entries(held, rows, positions, counts).to(state.dtype)
         for held in (window.k, window.v, window.g, window.beta)
     )
     for token in zip(*_tokens(*inputs), strict=True):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import PLAN_ROOT, Folds, NodeSlots, Rows, States, check_nodes
+from ..common.reference import first_entries
 from .arguments import SlotsTiling, per_head
 from .window import Mamba2Window
 
@@ -78,14 +79,8 @@ def _replay(
 
     state [B, nheads, headdim, dstate], counts [B], positions [B, C], windows x, B, dt [B, C, ...], A [nheads].
     """
-    most = int(counts.max()) if counts.numel() else 0
-    at = torch.arange(state.shape[0], device=state.device), positions[:, :most].T
-    live = torch.arange(most, device=state.device)[:, None] < counts
-    # entries past the count are garbage and may be NaN: as zeros they leave a state as it is
-    inputs = (
-        torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[at], 0).to(state.dtype)
-        for held in (x, B, dt)
-    )
+    each = torch.arange(state.shape[0], device=state.device)
+    inputs = (first_entries(held, each, positions, counts).to(state.dtype) for held in (x, B, dt))
     for token in zip(*_tokens(*inputs, A), strict=True):
         state = _step(state, *token)
     return state

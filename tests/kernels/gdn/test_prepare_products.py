@@ -72,6 +72,7 @@ def pending_counts(nodes: int, fold_threshold: int, device: torch.device) -> lis
     ("nodes", "fold_threshold"), [*itertools.product([4, 8], [0, 1, 7, 8, 9, 16]), (9, 0), (10, 17), (16, 20), (16, 24)]
 )
 def test_windows(nodes: int, fold_threshold: int, device: torch.device) -> None:
+    """Rows with as many pending tokens as such a window may have (`pending_counts`)."""
     pending = pending_counts(nodes, fold_threshold, device)
     newest = [min(p // 2, fold_threshold) for p in pending]
     case = small_case(
