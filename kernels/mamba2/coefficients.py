@@ -2,7 +2,7 @@
 
 Tokens are BLOCK_T: from 0 on those that stay pending, and at the end the nodes; pending ones that find no place before
 the nodes are in a tile of their own, of MORE tokens, if the launch has one. With g = A dt, G the sum of g along a path
-and B . C from the tensor cores,
+and B . C as scores.py has made it for all heads of the group,
 
     coefficient[t, i] = e^{G_i - G_t} dt_t (B_t . C_i)  + D where t is node i,      0 where t is not on the path of i
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..common.elementary import softplus_rn
-from ..common.fragments import addends, load_in_product_order, multiply
+from ..common.fragments import addends
 
 
 @triton.jit
@@ -70,18 +70,23 @@ def no_coefficients(
 
 @triton.jit
 def coefficients(
-    weighing, C_parts, tokens, more,
-    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, HAS_D: tl.constexpr,
-    NATIVE: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
+    weighing, tokens, more,
+    HAS_D: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state).
 
-    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where B lies. C_parts: [PART, node]
-    each, rows in product order. tokens: places in the window, numbers of nodes, and which token is what. more: of
-    pending tokens beyond these, places, which there are, dt and g; () where the launch has no tile for them.
+    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where the group's scores lie. tokens: numbers
+    of nodes, and which token is what. more: of pending tokens beyond these, places, which there are, dt and g; () where
+    the launch has no tile for them. OVERLAP: the scores may still be being made.
     """
-    node_i, position, node, is_waiting, is_node = tokens
-    dt_t, g_t, g_i, path_i, skip, window_B_group, stride_wB_pos = weighing
+    node_i, _, node, is_waiting, is_node = tokens
+    dt_t, g_t, g_i, path_i, skip, scores_group = weighing
+    BLOCK_T: tl.constexpr = node.shape[0]
+    BLOCK_I: tl.constexpr = node_i.shape[0]
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    scores_at = scores_group + node_i[None, :]
+    scores = tl.load(scores_at + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I)
     on = _has_bit(path_i[None, :], node_i[:, None])
     down_i = tl.sum(tl.where(on, g_i[:, None], 0.0), axis=0)
     down_high, down_low = _in_two(down_i)
@@ -91,29 +96,20 @@ def coefficients(
     since = all_waiting - tl.cumsum(g_t, axis=0)
     after = ()
     if len(more) > 0:
-        position_more, is_more, dt_more, g_more = more
+        _, is_more, dt_more, g_more = more
+        later = tl.arange(0, dt_more.shape[0])
+        scores_more = tl.load(scores_at + (BLOCK_T + later)[:, None] * BLOCK_I)
         all_more = tl.sum(g_more, axis=0)
         since_high, since_low = _in_two(all_more - tl.cumsum(g_more, axis=0))
         log_decay = (since_high[:, None] + down_high[None, :]) + (since_low[:, None] + down_low[None, :])
-        scores = tl.zeros((position_more.shape[0], node_i.shape[0]), tl.float32)
-        for part in tl.static_range(PARTS):
-            at = (position_more, is_more, part * PART)
-            B_more = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
-            scores = tl.fma(multiply((B_more,), (C_parts[part],), NATIVE), 1.0, scores)
         decay = tl.exp(tl.where(is_more[:, None], log_decay, 0.0))
-        after = addends(scores * decay * dt_more[:, None], PARTNER, COUNT)
+        after = addends(scores_more * decay * dt_more[:, None], PARTNER, COUNT)
         all_waiting += all_more
         since += all_more
     since_high, since_low = _in_two(since)
     from_high = tl.where(is_node, -_at_nodes(down_high, is_itself), since_high)
     from_low = tl.where(is_node, -_at_nodes(down_low, is_itself), since_low)
     log_decay = (from_high[:, None] + down_high[None, :]) + (from_low[:, None] + down_low[None, :])
-
-    scores = tl.zeros((position.shape[0], node_i.shape[0]), tl.float32)
-    for part in tl.static_range(PARTS):
-        at = (position, is_waiting | is_node, part * PART)
-        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
-        scores = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, scores)
     decay = tl.exp(tl.where(on_path, log_decay, 0.0))
     coefficient = tl.where(on_path, scores * decay * dt_t[:, None], 0.0)
     if HAS_D:

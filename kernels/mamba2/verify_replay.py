@@ -21,7 +21,8 @@ slots that lie as KV (common/axis_order.py); windows keyed by row, position orde
 order[row, p+i] node i, whose x and B the convolution has put there (conv1d/verify_replay.py). A program owns one head
 of one row (or some of its blocks of P) and keeps the tokens' coefficients in registers while it streams the state past
 them, from the registers it comes in to tensor cores. It makes them in the stream's first turn, while the first blocks
-are on their way.
+are on their way, from scores that a kernel before it makes once a group (scores.py). That kernel lets this one start
+when the convolution has ended, so that only the scores are waited for.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -35,13 +36,13 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.dependent import has_dependent_launch
 from ..common.fragments import (
     as_left,
     as_tile,
     chunk_of,
     inside,
     load_in_product_order,
-    load_right_in_product_order,
     multiply,
     multiply_add,
     per_column,
@@ -57,6 +58,7 @@ from ..common.tile import IS_KV
 from .arguments import check_sizes, parameters
 from .coefficients import coefficients, no_coefficients, paths, step_sizes
 from .fold_tile import TOKENS, fold_factors, weighted
+from .scores import later_places, mamba2_scores, places, queries
 from .window import Mamba2Window
 
 PART = 64  # state columns of a product: fewer registers, and shorter sums in the tensor cores' own rounding
@@ -79,7 +81,7 @@ def _stream(
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, IS_KV: tl.constexpr, FOLDS: tl.constexpr,
     FOLD_STEPS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    HAS_D: tl.constexpr,
+    HAS_D: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some blocks of one head's state, folded first if FOLDS.
 
@@ -91,18 +93,14 @@ def _stream(
     window_x_head, stride_wx_pos, y_head, stride_y = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
     if BLOCKS == 1:
-        coefficient, after, state_decay = coefficients(
-            weighing, C_parts, tokens, more, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
-        )
+        coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT, OVERLAP)
     else:
         MORE: tl.constexpr = more[0].shape[0] if len(more) > 0 else 0
         coefficient, after, state_decay = no_coefficients(position.shape[0], MORE, node_i.shape[0], PARTNER, COUNT)
     for block in range(first_block, first_block + BLOCKS):
         if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
             if block == first_block:  # when the first blocks of the state are on their way
-                coefficient, after, state_decay = coefficients(
-                    weighing, C_parts, tokens, more, DSTATE, PARTS, PART, CHUNK, HAS_D, NATIVE, PARTNER, COUNT
-                )
+                coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT, OVERLAP)
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
         # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
@@ -167,6 +165,7 @@ def _stream_row(
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, EITHER: tl.constexpr, FOLD_STEPS: tl.constexpr,
     COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, HAS_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """_stream as the row's state lies, and with the fold that it is due.
 
@@ -189,29 +188,29 @@ def _stream_row(
         if EITHER and is_kv:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, True,
-                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
             )  # fmt: skip
         else:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, False,
-                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
             )  # fmt: skip
     elif EITHER and is_kv:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, True,
-            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
         )  # fmt: skip
     else:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, False,
-            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
         )  # fmt: skip
 
 
 @triton.jit
 def _mamba2_verify_kernel(
-    dt, C, A, D, dt_bias, y, checkpoint, axis_order, plan, order, window_x, window_B, window_dt, ancestors, schedule,
-    stride_plan, stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
+    dt, C, A, D, dt_bias, y, scores, checkpoint, axis_order, plan, order, window_x, window_B, window_dt, ancestors,
+    schedule, stride_plan, stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
     stride_wdt_row, stride_wdt_pos, stride_ancestors,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
@@ -219,6 +218,7 @@ def _mamba2_verify_kernel(
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     MORE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
     FOLD_STEPS: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -230,6 +230,8 @@ def _mamba2_verify_kernel(
     node_i = tl.arange(0, BLOCK_I)
     y_head = y + b * N * stride_y + head * HEADDIM
     if slot <= 0:
+        if OVERLAP:  # who waits for this kernel must find the one before it ended
+            tl.extra.cuda.gdc_wait()
         for block in range(first_block, first_block + BLOCKS):
             dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
             tl.store(
@@ -254,14 +256,7 @@ def _mamba2_verify_kernel(
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
 
     # tokens: from 0 on those that stay pending, and at the end the nodes
-    token = tl.arange(0, BLOCK_T)
-    node = token - (BLOCK_T - N)
-    is_node = node >= 0
-    is_waiting = token < kept
-    if MORE:
-        is_waiting = is_waiting & (node < 0)
-    place = tl.where(is_node, node, N + token)
-    position = tl.load(root + place, mask=is_waiting | is_node, other=0).to(tl.int64)
+    position, node, is_waiting, is_node = places(root, kept, N, BLOCK_T, MORE)
     tokens = (node_i, position, node, is_waiting, is_node)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
     dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
@@ -277,33 +272,27 @@ def _mamba2_verify_kernel(
     weighing = (
         tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
         rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
-        paths(ancestors + b * stride_ancestors, node_i, is_i, N), skip, window_B_group, stride_wB_pos,
+        paths(ancestors + b * stride_ancestors, node_i, is_i, N), skip,
+        scores + (b * (HEADS // HEADS_PER_GROUP) + group) * ((BLOCK_T + MORE) * BLOCK_I),
     )  # fmt: skip
 
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
-    C_parts = ()  # [PART, node_i] each
-    for part in tl.static_range(PARTS):
-        at = (b * N + node_i, is_i, part * PART)
-        C_part = load_right_in_product_order(C + group * DSTATE, stride_C, at, DSTATE, PART, CHUNK)
-        C_parts = C_parts + (C_part,)  # noqa: RUF005
-
+    C_parts = queries(C + group * DSTATE, stride_C, b * N, is_i, node_i, DSTATE, PARTS, PART, CHUNK)
     inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
     place = (checkpoint_head, first_block, is_kv)
     waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
     if MORE and kept > BLOCK_T - N:
-        later = BLOCK_T - N + tl.arange(0, MORE)
-        is_later = later < kept
-        at_later = tl.load(root + N + later, mask=is_later, other=0).to(tl.int64)
+        at_later, is_later = later_places(root, kept, N, BLOCK_T, MORE)
         dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
         more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
         _stream_row(
             place, C_parts, tokens, more, inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
-            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
         )  # fmt: skip
     else:
         _stream_row(
             place, C_parts, tokens, (), inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
-            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
         )  # fmt: skip
 
 
@@ -458,10 +447,14 @@ def mamba2_verify(
         state=states.data.dtype,
         either=states.axis_order is not None,
     )
+    overlap = has_dependent_launch(C.device)
+    scores = mamba2_scores(
+        C, window.B, plan, batch=batch, constants=constants, num_warps=tiling.num_warps, overlap=overlap
+    )
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
-        dt, C, A, D, dt_bias, y, states.data, states.axis_order, plan, window.order, window.x, window.B, window.dt,
-        rows.ancestors, rows.schedule, plan.stride(0), dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
+        dt, C, A, D, dt_bias, y, scores, states.data, states.axis_order, plan, window.order, window.x, window.B,
+        window.dt, rows.ancestors, rows.schedule, plan.stride(0), dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
         window.B.stride(1), window.dt.stride(0), window.dt.stride(1), rows.ancestors.stride(0),
@@ -470,6 +463,8 @@ def mamba2_verify(
         HAS_D=D is not None,
         HAS_BIAS=dt_bias is not None,
         SOFTPLUS=dt_softplus,
+        OVERLAP=overlap,
+        launch_pdl=overlap,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **({"maxnreg": tiling.max_registers} if tiling.max_registers else {}),

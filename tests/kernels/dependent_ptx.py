@@ -8,7 +8,9 @@ verify may look up and ask for memory: the convolution writes nothing of that. W
 before what is launched once a step, may write all it looks at. The convolution's half of a commit alone does all it has
 to while the window's half runs: it has no argument that the latter writes, and writes to the pool. Who lets the next
 kernel go: all others once they have waited; prepare by products at once, since verify touches nothing of theirs before
-it has waited itself; verify and the convolution's half of a commit nobody.
+it has waited itself; verify and the convolution's half of a commit nobody. Mamba2's scores let its verify go when the
+convolution has ended: until they have, it may look at whatever the convolution wrote, and append its nodes' step sizes
+to the window, which the scores have nothing to do with.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.conv1d import fold as conv_fold
 from mamba_mtp_kernels.conv1d import verify_replay as convolution
 from mamba_mtp_kernels.gdn import verify_replay as verify_module
+from mamba_mtp_kernels.mamba2 import scores as mamba2_scores
+from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 
 from .hopper import compiled
 
@@ -51,6 +55,23 @@ def gdn(products: bool, kernel: int, nodes: int = NODES, keys: int = DIMS[0]) ->
     first = verify_module.prepare_products_kernel if products else verify_module.prepare_kernel
     chosen, warps = (first, config.prepare_warps) if kernel == 0 else (verify_module._verify_kernel, config.num_warps)
     return compiled(chosen, pointers, constants | {"axis_order": None}, floats=("scale",), num_warps=warps)
+
+
+def mamba2(kernel: Any, batch: int) -> Any:
+    """The verify, or the kernel of its scores. batch: decides how many blocks of state a program has."""
+    sizes = {"nodes": NODES, "headdim": 80, "dstate": 32, "fold_threshold": THRESHOLD}
+    tiling = mamba2_verify.default_tiling(**sizes, batch=batch, nheads=4)
+    constants = mamba2_verify.constants_for(
+        tiling, **sizes, heads=4, groups=2, capacity=THRESHOLD + 2 * NODES, fold_at_once=fold_at_once(NODES),
+        state=torch.float32, either=False,
+    )  # fmt: skip
+    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
+    pointers = {
+        **dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), "bf16"), **dict.fromkeys(("plan", "order"), "i32"),
+        **dict.fromkeys(("A", "D", "dt_bias", "window_dt", "scores", "checkpoint"), "fp32"), "schedule": "i32",
+        "ancestors": "i64",
+    }  # fmt: skip
+    return compiled(kernel, pointers, constants | {"GROUPS": 2, "axis_order": None}, num_warps=tiling.num_warps)
 
 
 def convolve() -> Any:
@@ -134,6 +155,9 @@ def main() -> int:
         "prepare by products, two blocks": (gdn(True, 0, nodes=8), looks_up | {"launch_dependents"}),
         "prepare by products, in pieces": (gdn(True, 0, nodes=16, keys=64), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
+        "mamba2 verify": (mamba2(mamba2_verify._mamba2_verify_kernel, 1024), looks_up | {"st.global"}),
+        "mamba2 verify, a block a program": (mamba2(mamba2_verify._mamba2_verify_kernel, 1), looks_up | {"st.global"}),
+        "mamba2 scores": (mamba2(mamba2_scores._mamba2_scores_kernel, 1024), set()),
         "convolution": (convolve(), set()),
         "draft trees": (once_a_step(tree._build_tree_kernel), set()),
         "plan": (once_a_step(plan._plan_rows_kernel), set()),

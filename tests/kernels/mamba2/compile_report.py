@@ -20,6 +20,7 @@ import torch
 import triton
 from mamba_mtp_kernels.common.operands import fold_at_once
 from mamba_mtp_kernels.mamba2 import fold as mamba2_fold
+from mamba_mtp_kernels.mamba2 import scores as mamba2_scores
 from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 from mamba_mtp_kernels.mamba2 import verify_slots as mamba2_slots
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
@@ -50,7 +51,9 @@ def mamba2(
     batch: int,
     either: bool = False,
     tiling: mamba2_verify.Tiling | None = None,
+    of_scores: bool = False,
 ) -> dict[str, int]:
+    """of_scores: of the kernel before the verify, which makes its scores."""
     tiling = tiling or mamba2_verify.default_tiling(
         headdim=headdim,
         dstate=dstate,
@@ -73,12 +76,15 @@ def mamba2(
         state=DTYPES[state],
         either=either,
     )
-    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS"), True)
+    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
     pointers = dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), model)
-    pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt"), "fp32")
+    pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt", "scores"), "fp32")
     pointers |= dict.fromkeys(("plan", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
+    if of_scores:
+        constants |= {"GROUPS": groups}
+        return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, tiling.num_warps, 3)
     give_axis_order(pointers, constants, either)
     kernel = mamba2_verify._mamba2_verify_kernel
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
@@ -157,6 +163,8 @@ def cases() -> dict[str, tuple]:
                     key = f"mamba2_verify {name} N={nodes} W={window} {state} state {model} inputs batch {batch}"
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
                     found[f"{key} either order"] = (mamba2, *heads, nodes, window, state, model, batch, True)
+                key = f"mamba2_scores {name} N={nodes} W={window} {state} state {model} inputs"
+                found[key] = (mamba2, *heads, nodes, window, state, model, 64, False, None, True)
         for state in ("fp32", "bf16"):
             found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
             found[f"mamba2_fold {name} {state} state either order"] = (fold, *heads, state, True)

@@ -1,0 +1,141 @@
+"""Scores of a Mamba2 verify, once a group: what each token's B is to each node's C.
+
+    scores[b, group, t, i] = B_t . C_i
+
+All heads of a group share them (16 of Nemotron-Nano's), and each used to make them anew: at 16 nodes a tenth of its
+time. A verify's programs find theirs as a tile of [token, node] and read no B but for what they fold.
+
+Tokens t are those of verify_replay.py: BLOCK_T of them, from 0 on those that stay pending, at the end the nodes, and
+behind them the MORE pending ones that find no place before the nodes. What is no token is zero, or, of those MORE where
+a row has none of them, not written. A program makes one row's scores of one group, on tensor cores, with the sums of
+coefficients.py's own product.
+
+It starts while the convolution ends, waits for it, and lets the verify start: what that reads of the convolution is
+there then, and for the scores it waits (common/dependent.py).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.dependent import wait_then_let_go
+from ..common.fragments import load_in_product_order, load_right_in_product_order, multiply
+from ..common.grid import launch_grid
+from ..common.plan import planned
+
+
+@triton.jit
+def places(root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
+    """(position in the window, number of the node, whether it stays pending, whether it is a node) of BLOCK_T tokens.
+
+    root: where the row's plan has the root's place, behind it those of the other nodes and of pending tokens that stay.
+    """
+    token = tl.arange(0, BLOCK_T)
+    node = token - (BLOCK_T - N)
+    is_node = node >= 0
+    is_waiting = token < kept
+    if MORE:
+        is_waiting = is_waiting & (node < 0)
+    place = tl.where(is_node, node, N + token)
+    position = tl.load(root + place, mask=is_waiting | is_node, other=0).to(tl.int64)
+    return position, node, is_waiting, is_node
+
+
+@triton.jit
+def later_places(root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
+    """(position in the window, whether it is there) of the MORE pending tokens that find no place before the nodes."""
+    later = BLOCK_T - N + tl.arange(0, MORE)
+    is_later = later < kept
+    return tl.load(root + N + later, mask=is_later, other=0).to(tl.int64), is_later
+
+
+@triton.jit
+def queries(
+    C_group, stride_C, first, is_i, node_i,
+    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """C of a row's nodes in PARTS of [PART, node], rows in product order."""
+    C_parts = ()
+    for part in tl.static_range(PARTS):
+        at = (first + node_i, is_i, part * PART)
+        C_part = load_right_in_product_order(C_group, stride_C, at, DSTATE, PART, CHUNK)
+        C_parts = C_parts + (C_part,)  # noqa: RUF005 (jit: no unpacking)
+    return C_parts
+
+
+@triton.jit
+def scores_of(
+    window_B_group, stride_wB_pos, position, live, C_parts,
+    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """B . C [token, node] of the tokens at these positions."""
+    scores = tl.zeros((position.shape[0], C_parts[0].shape[1]), tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (position, live, part * PART)
+        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
+        scores = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, scores)
+    return scores
+
+
+@triton.jit
+def _mamba2_scores_kernel(
+    C, scores, plan, window_B, stride_plan, stride_C, stride_wB_row, stride_wB_pos,
+    N: tl.constexpr, GROUPS: tl.constexpr, DSTATE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
+    MORE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait_then_let_go(OVERLAP)
+    group = tl.program_id(0) % GROUPS
+    b = (tl.program_id(0) // GROUPS).to(tl.int64)
+    root, slot, row, before, folding = planned(plan, b, stride_plan)
+    if slot <= 0:
+        return
+    kept = before - folding
+    node_i = tl.arange(0, BLOCK_I)
+    window_B_group = window_B + row * stride_wB_row + group * DSTATE
+    C_parts = queries(C + group * DSTATE, stride_C, b * N, node_i < N, node_i, DSTATE, PARTS, PART, CHUNK)
+    own = scores + (b * GROUPS + group) * ((BLOCK_T + MORE) * BLOCK_I) + node_i[None, :]
+    position, _, is_waiting, is_node = places(root, kept, N, BLOCK_T, MORE)
+    made = scores_of(
+        window_B_group, stride_wB_pos, position, is_waiting | is_node, C_parts, DSTATE, PARTS, PART, CHUNK, NATIVE
+    )
+    tl.store(own + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I, made)
+    if MORE and kept > BLOCK_T - N:
+        later_position, is_later = later_places(root, kept, N, BLOCK_T, MORE)
+        made_later = scores_of(
+            window_B_group, stride_wB_pos, later_position, is_later, C_parts, DSTATE, PARTS, PART, CHUNK, NATIVE
+        )
+        tl.store(own + (BLOCK_T + tl.arange(0, MORE))[:, None] * BLOCK_I, made_later)
+
+
+def mamba2_scores(
+    C: torch.Tensor,
+    window_B: torch.Tensor,
+    plan: torch.Tensor,
+    *,
+    batch: int,
+    constants: dict[str, int],
+    num_warps: int,
+    overlap: bool,
+) -> torch.Tensor:
+    """Scores of the B trees of N nodes; returns [B, G, BLOCK_T + MORE, BLOCK_I] float32, contiguous.
+
+    C, plan     as a verify has checked them, window_B its window's.
+    constants   the verify's sizes (`verify_replay.constants_for`), of which those named above are taken.
+    overlap     start while the kernel before ends, and let the next one start.
+    """
+    groups = C.shape[1]
+    tokens = constants["BLOCK_T"] + constants["MORE"]
+    scores = torch.empty((batch, groups, tokens, constants["BLOCK_I"]), dtype=torch.float32, device=C.device)
+    taken = ("N", "DSTATE", "BLOCK_I", "BLOCK_T", "MORE", "PARTS", "PART", "CHUNK", "NATIVE")
+    _mamba2_scores_kernel[launch_grid(batch * groups)](
+        C, scores, plan, window_B, plan.stride(0), C.stride(0), window_B.stride(0), window_B.stride(1),
+        GROUPS=groups,
+        **{name: constants[name] for name in taken},
+        OVERLAP=overlap,
+        num_warps=num_warps,
+        launch_pdl=overlap,
+    )  # fmt: skip
+    return scores
