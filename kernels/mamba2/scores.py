@@ -6,12 +6,11 @@ All heads of a group share them (16 of Nemotron-Nano's), and each used to make t
 time. A verify's programs find theirs as a tile of [token, node] and read no B but for what they fold.
 
 Tokens t are those of verify_replay.py: BLOCK_T of them, from 0 on those that stay pending, at the end the nodes, and
-behind them the MORE pending ones that find no place before the nodes. What is no token is zero, or, of those MORE where
-a row has none of them, not written. A program makes one row's scores of one group, on tensor cores, with the sums of
-coefficients.py's own product.
+behind them the MORE pending ones that find no place before the nodes; what is no token is zero. A program makes those
+of one row and group for so many tokens as a tensor core takes at once.
 
-It starts while the convolution ends, waits for it, and lets the verify start: what that reads of the convolution is
-there then, and for the scores it waits (common/dependent.py).
+It starts while the convolution ends, looks up where its tokens are, waits, and lets the verify start: what that reads
+of the convolution is there then, and for the scores it waits itself (common/dependent.py).
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from ..common.dependent import wait_then_let_go
 from ..common.fragments import load_in_product_order, load_right_in_product_order, multiply
 from ..common.grid import launch_grid
 from ..common.plan import planned
+
+PROGRAM_TOKENS = 16  # a program's; both tiles of a verify are multiples of it
 
 
 @triton.jit
@@ -66,48 +67,35 @@ def queries(
 
 
 @triton.jit
-def scores_of(
-    window_B_group, stride_wB_pos, position, live, C_parts,
-    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """B . C [token, node] of the tokens at these positions."""
-    scores = tl.zeros((position.shape[0], C_parts[0].shape[1]), tl.float32)
-    for part in tl.static_range(PARTS):
-        at = (position, live, part * PART)
-        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
-        scores = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, scores)
-    return scores
-
-
-@triton.jit
 def _mamba2_scores_kernel(
     C, scores, plan, window_B, stride_plan, stride_C, stride_wB_row, stride_wB_pos,
     N: tl.constexpr, GROUPS: tl.constexpr, DSTATE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
-    MORE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    MORE: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+    NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    wait_then_let_go(OVERLAP)
     group = tl.program_id(0) % GROUPS
     b = (tl.program_id(0) // GROUPS).to(tl.int64)
     root, slot, row, before, folding = planned(plan, b, stride_plan)
+    # what `places` and `later_places` say of all tokens, for the TOKENS of this program
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    node = token - (BLOCK_T - N)
+    is_node = (node >= 0) & (token < BLOCK_T)
+    waiting = tl.where(token < BLOCK_T, token, token - N)
+    live = (slot > 0) & (is_node | (waiting < before - folding))
+    position = tl.load(root + tl.where(is_node, node, N + waiting), mask=live, other=0).to(tl.int64)
+    wait_then_let_go(OVERLAP)
     if slot <= 0:
         return
-    kept = before - folding
     node_i = tl.arange(0, BLOCK_I)
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
     C_parts = queries(C + group * DSTATE, stride_C, b * N, node_i < N, node_i, DSTATE, PARTS, PART, CHUNK)
-    own = scores + (b * GROUPS + group) * ((BLOCK_T + MORE) * BLOCK_I) + node_i[None, :]
-    position, _, is_waiting, is_node = places(root, kept, N, BLOCK_T, MORE)
-    made = scores_of(
-        window_B_group, stride_wB_pos, position, is_waiting | is_node, C_parts, DSTATE, PARTS, PART, CHUNK, NATIVE
-    )
-    tl.store(own + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I, made)
-    if MORE and kept > BLOCK_T - N:
-        later_position, is_later = later_places(root, kept, N, BLOCK_T, MORE)
-        made_later = scores_of(
-            window_B_group, stride_wB_pos, later_position, is_later, C_parts, DSTATE, PARTS, PART, CHUNK, NATIVE
-        )
-        tl.store(own + (BLOCK_T + tl.arange(0, MORE))[:, None] * BLOCK_I, made_later)
+    made = tl.zeros((TOKENS, BLOCK_I), tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (position, live, part * PART)
+        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
+        made = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, made)
+    own = scores + (b * GROUPS + group) * ((BLOCK_T + MORE) * BLOCK_I)
+    tl.store(own + token[:, None] * BLOCK_I + node_i[None, :], made)
 
 
 def mamba2_scores(
@@ -117,7 +105,6 @@ def mamba2_scores(
     *,
     batch: int,
     constants: dict[str, int],
-    num_warps: int,
     overlap: bool,
 ) -> torch.Tensor:
     """Scores of the B trees of N nodes; returns [B, G, BLOCK_T + MORE, BLOCK_I] float32, contiguous.
@@ -130,12 +117,13 @@ def mamba2_scores(
     tokens = constants["BLOCK_T"] + constants["MORE"]
     scores = torch.empty((batch, groups, tokens, constants["BLOCK_I"]), dtype=torch.float32, device=C.device)
     taken = ("N", "DSTATE", "BLOCK_I", "BLOCK_T", "MORE", "PARTS", "PART", "CHUNK", "NATIVE")
-    _mamba2_scores_kernel[launch_grid(batch * groups)](
+    _mamba2_scores_kernel[launch_grid(batch * groups, tokens // PROGRAM_TOKENS)](
         C, scores, plan, window_B, plan.stride(0), C.stride(0), window_B.stride(0), window_B.stride(1),
         GROUPS=groups,
+        TOKENS=PROGRAM_TOKENS,
         **{name: constants[name] for name in taken},
         OVERLAP=overlap,
-        num_warps=num_warps,
+        num_warps=1,
         launch_pdl=overlap,
     )  # fmt: skip
     return scores

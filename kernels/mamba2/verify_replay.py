@@ -448,9 +448,7 @@ def mamba2_verify(
         either=states.axis_order is not None,
     )
     overlap = has_dependent_launch(C.device)
-    scores = mamba2_scores(
-        C, window.B, plan, batch=batch, constants=constants, num_warps=tiling.num_warps, overlap=overlap
-    )
+    scores = mamba2_scores(C, window.B, plan, batch=batch, constants=constants, overlap=overlap)
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         dt, C, A, D, dt_bias, y, scores, states.data, states.axis_order, plan, window.order, window.x, window.B,

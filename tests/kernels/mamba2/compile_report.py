@@ -83,8 +83,8 @@ def mamba2(
     pointers |= dict.fromkeys(("plan", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
     if of_scores:
-        constants |= {"GROUPS": groups}
-        return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, tiling.num_warps, 3)
+        constants |= {"GROUPS": groups, "TOKENS": mamba2_scores.PROGRAM_TOKENS}
+        return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, 1, 3)
     give_axis_order(pointers, constants, either)
     kernel = mamba2_verify._mamba2_verify_kernel
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
