@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from mamba_mtp_kernels.common.operands import Folds, NodeSlots, Rows, States, plan_width
-from mamba_mtp_kernels.mamba2 import fold, verify_replay, verify_slots
+from mamba_mtp_kernels.mamba2 import fold, scores, verify_replay, verify_slots
 from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 OTHER_AXES = 65_535
@@ -69,7 +69,12 @@ def test_rows_and_heads_lie_along_the_first_axis(kernel, rows, heads, headdim, m
     recorder = Recorder()
     module = {"verify_replay": verify_replay, "verify_slots": verify_slots, "fold": fold}[kernel]
     monkeypatch.setattr(module, KERNELS[kernel], recorder)
+    of_scores = Recorder()
+    monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
     launch(kernel, rows, heads, headdim)
     (grid,) = recorder.grids
     assert math.prod(grid) >= rows * heads
-    assert all(programs <= OTHER_AXES for programs in grid[1:]), grid
+    assert len(of_scores.grids) == (kernel == "verify_replay")
+    assert all(math.prod(grid) >= rows for grid in of_scores.grids)
+    for each in (grid, *of_scores.grids):
+        assert all(programs <= OTHER_AXES for programs in each[1:]), each
