@@ -28,12 +28,12 @@ PROGRAM_TOKENS = 16  # a program's; both tiles of a verify are multiples of it
 
 
 @triton.jit
-def places(root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
-    """(position in the window, number of the node, whether it stays pending, whether it is a node) of BLOCK_T tokens.
+def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
+    """(position in the window, number of the node, whether it stays pending, whether it is a node) of these tokens of
+    the BLOCK_T.
 
     root: where the row's plan has the root's place, behind it those of the other nodes and of pending tokens that stay.
     """
-    token = tl.arange(0, BLOCK_T)
     node = token - (BLOCK_T - N)
     is_node = node >= 0
     is_waiting = token < kept
@@ -45,9 +45,9 @@ def places(root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexp
 
 
 @triton.jit
-def later_places(root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
-    """(position in the window, whether it is there) of the MORE pending tokens that find no place before the nodes."""
-    later = BLOCK_T - N + tl.arange(0, MORE)
+def later_places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr):
+    """(position in the window, whether it is there) of these tokens of the MORE that find no place before the nodes."""
+    later = BLOCK_T - N + token
     is_later = later < kept
     return tl.load(root + N + later, mask=is_later, other=0).to(tl.int64), is_later
 
@@ -76,13 +76,13 @@ def _mamba2_scores_kernel(
     group = tl.program_id(0) % GROUPS
     b = (tl.program_id(0) // GROUPS).to(tl.int64)
     root, slot, row, before, folding = planned(plan, b, stride_plan)
-    # what `places` and `later_places` say of all tokens, for the TOKENS of this program
+    kept = before - folding
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    node = token - (BLOCK_T - N)
-    is_node = (node >= 0) & (token < BLOCK_T)
-    waiting = tl.where(token < BLOCK_T, token, token - N)
-    live = (slot > 0) & (is_node | (waiting < before - folding))
-    position = tl.load(root + tl.where(is_node, node, N + waiting), mask=live, other=0).to(tl.int64)
+    if tl.program_id(1) < BLOCK_T // TOKENS:
+        position, _, is_waiting, is_node = places(token, root, kept, N, BLOCK_T, MORE)
+        live = is_waiting | is_node
+    else:
+        position, live = later_places(token - BLOCK_T, root, kept, N, BLOCK_T)
     wait_then_let_go(OVERLAP)
     if slot <= 0:
         return
@@ -103,7 +103,6 @@ def mamba2_scores(
     window_B: torch.Tensor,
     plan: torch.Tensor,
     *,
-    batch: int,
     constants: dict[str, int],
     overlap: bool,
 ) -> torch.Tensor:
@@ -113,7 +112,7 @@ def mamba2_scores(
     constants   the verify's sizes (`verify_replay.constants_for`), of which those named above are taken.
     overlap     start while the kernel before ends, and let the next one start.
     """
-    groups = C.shape[1]
+    batch, groups = C.shape[0] // constants["N"], C.shape[1]
     tokens = constants["BLOCK_T"] + constants["MORE"]
     scores = torch.empty((batch, groups, tokens, constants["BLOCK_I"]), dtype=torch.float32, device=C.device)
     taken = ("N", "DSTATE", "BLOCK_I", "BLOCK_T", "MORE", "PARTS", "PART", "CHUNK", "NATIVE")

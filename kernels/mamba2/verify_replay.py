@@ -256,7 +256,7 @@ def _mamba2_verify_kernel(
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
 
     # tokens: from 0 on those that stay pending, and at the end the nodes
-    position, node, is_waiting, is_node = places(root, kept, N, BLOCK_T, MORE)
+    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE)
     tokens = (node_i, position, node, is_waiting, is_node)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
     dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
@@ -282,7 +282,7 @@ def _mamba2_verify_kernel(
     place = (checkpoint_head, first_block, is_kv)
     waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
     if MORE and kept > BLOCK_T - N:
-        at_later, is_later = later_places(root, kept, N, BLOCK_T, MORE)
+        at_later, is_later = later_places(tl.arange(0, MORE), root, kept, N, BLOCK_T)
         dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
         more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
         _stream_row(
@@ -448,7 +448,7 @@ def mamba2_verify(
         either=states.axis_order is not None,
     )
     overlap = has_dependent_launch(C.device)
-    scores = mamba2_scores(C, window.B, plan, batch=batch, constants=constants, overlap=overlap)
+    scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap)
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         dt, C, A, D, dt_bias, y, scores, states.data, states.axis_order, plan, window.order, window.x, window.B,

@@ -120,7 +120,7 @@ def recurrences() -> Iterator[tuple[str, Report]]:
         yield f"gdn verify {name}", gdn_verify(nodes, state, page, 1)
         shape = (*NEMOTRON, nodes, threshold(nodes, page), state, "bf16", BATCH)
         yield f"mamba2 verify {name}", lambda _, shape=shape: mamba2.mamba2(*shape)
-        yield f"mamba2 scores {name}", lambda _, shape=shape: mamba2.mamba2(*shape, of_scores=True)
+        yield f"mamba2 scores {name}", lambda _, shape=shape: mamba2.scores(*shape)
     for state in STATES:
         yield f"gdn fold {state} state", lambda _, s=state: gdn.fold_report(s, False)
         yield f"mamba2 fold {state} state", lambda _, s=state: mamba2.fold(*NEMOTRON, s)

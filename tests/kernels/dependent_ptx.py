@@ -33,6 +33,7 @@ from mamba_mtp_kernels.mamba2 import scores as mamba2_scores
 from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 
 from .hopper import compiled
+from .mamba2.compile_report import verify_arguments
 
 NODES, THRESHOLD, HEADS, DIMS = 4, 12, (2, 4), (32, 16)
 """HEADS (H, HV), DIMS (K, V)."""
@@ -59,19 +60,8 @@ def gdn(products: bool, kernel: int, nodes: int = NODES, keys: int = DIMS[0]) ->
 
 def mamba2(kernel: Any, batch: int) -> Any:
     """The verify, or the kernel of its scores. batch: decides how many blocks of state a program has."""
-    sizes = {"nodes": NODES, "headdim": 80, "dstate": 32, "fold_threshold": THRESHOLD}
-    tiling = mamba2_verify.default_tiling(**sizes, batch=batch, nheads=4)
-    constants = mamba2_verify.constants_for(
-        tiling, **sizes, heads=4, groups=2, capacity=THRESHOLD + 2 * NODES, fold_at_once=fold_at_once(NODES),
-        state=torch.float32, either=False,
-    )  # fmt: skip
-    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
-    pointers = {
-        **dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), "bf16"), **dict.fromkeys(("plan", "order"), "i32"),
-        **dict.fromkeys(("A", "D", "dt_bias", "window_dt", "scores", "checkpoint"), "fp32"), "schedule": "i32",
-        "ancestors": "i64",
-    }  # fmt: skip
-    return compiled(kernel, pointers, constants | {"GROUPS": 2, "TOKENS": 16, "axis_order": None}, num_warps=1)
+    pointers, constants, tiling = verify_arguments(4, 80, 32, 2, NODES, THRESHOLD, "fp32", "bf16", batch)
+    return compiled(kernel, pointers, constants, num_warps=tiling.num_warps)
 
 
 def convolve() -> Any:

@@ -39,7 +39,7 @@ def compiled_resources(
     return resources(kernel)
 
 
-def mamba2(
+def verify_arguments(
     heads: int,
     headdim: int,
     dstate: int,
@@ -51,9 +51,8 @@ def mamba2(
     batch: int,
     either: bool = False,
     tiling: mamba2_verify.Tiling | None = None,
-    of_scores: bool = False,
-) -> dict[str, int]:
-    """of_scores: of the kernel before the verify, which makes its scores."""
+) -> tuple[dict[str, str], dict[str, Any], mamba2_verify.Tiling]:
+    """Pointers, constants and launch shape of a verify; pointers and constants are those of its scores' kernel too."""
     tiling = tiling or mamba2_verify.default_tiling(
         headdim=headdim,
         dstate=dstate,
@@ -63,7 +62,7 @@ def mamba2(
         nheads=heads,
         narrow=DTYPES[state].itemsize == 2,
     )
-    constants = mamba2_verify.constants_for(
+    constants: dict[str, Any] = mamba2_verify.constants_for(
         tiling,
         nodes=nodes,
         heads=heads,
@@ -78,14 +77,18 @@ def mamba2(
     )
     constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
+    constants |= {"GROUPS": groups, "TOKENS": mamba2_scores.PROGRAM_TOKENS}
     pointers = dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), model)
     pointers |= dict.fromkeys(("A", "D", "dt_bias", "window_dt", "scores"), "fp32")
     pointers |= dict.fromkeys(("plan", "order", "schedule"), "i32")
     pointers |= {"checkpoint": state, "ancestors": "i64"}
-    if of_scores:
-        constants |= {"GROUPS": groups, "TOKENS": mamba2_scores.PROGRAM_TOKENS}
-        return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, 1, 3)
     give_axis_order(pointers, constants, either)
+    return pointers, constants, tiling
+
+
+def mamba2(*sizes: Any) -> dict[str, int]:
+    """Of a verify; sizes: as `verify_arguments` takes them."""
+    pointers, constants, tiling = verify_arguments(*sizes)
     kernel = mamba2_verify._mamba2_verify_kernel
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
     if tiling.max_registers:
@@ -94,6 +97,12 @@ def mamba2(
         )
         used |= {"limit": limited["registers"], "spilled under it": limited["spilled"]}
     return used
+
+
+def scores(*sizes: Any) -> dict[str, int]:
+    """Of the kernel of a verify's scores."""
+    pointers, constants, _ = verify_arguments(*sizes)
+    return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, 1, 3)
 
 
 def give_axis_order(pointers: dict[str, str], constants: dict[str, Any], either: bool) -> None:
@@ -164,7 +173,7 @@ def cases() -> dict[str, tuple]:
                     found[key] = (mamba2, *heads, nodes, window, state, model, batch)
                     found[f"{key} either order"] = (mamba2, *heads, nodes, window, state, model, batch, True)
                 key = f"mamba2_scores {name} N={nodes} W={window} {state} state {model} inputs"
-                found[key] = (mamba2, *heads, nodes, window, state, model, 64, False, None, True)
+                found[key] = (scores, *heads, nodes, window, state, model, 64)
         for state in ("fp32", "bf16"):
             found[f"mamba2_fold {name} {state} state"] = (fold, *heads, state)
             found[f"mamba2_fold {name} {state} state either order"] = (fold, *heads, state, True)
