@@ -70,23 +70,16 @@ def no_coefficients(
 
 @triton.jit
 def coefficients(
-    weighing, tokens, more,
-    HAS_D: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
+    weighing, tokens, more, HAS_D: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr
 ):  # fmt: skip
     """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state).
 
-    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and where the group's scores lie. tokens: numbers
-    of nodes, and which token is what. more: of pending tokens beyond these, places, which there are, dt and g; () where
-    the launch has no tile for them. OVERLAP: the scores may still be being made.
+    weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and tokens' scores. tokens: numbers of nodes, and
+    which token is what. more: of pending tokens beyond these, places, which there are, dt, g and scores; () where the
+    launch has no tile for them.
     """
     node_i, _, node, is_waiting, is_node = tokens
-    dt_t, g_t, g_i, path_i, skip, scores_group = weighing
-    BLOCK_T: tl.constexpr = node.shape[0]
-    BLOCK_I: tl.constexpr = node_i.shape[0]
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    scores_at = scores_group + node_i[None, :]
-    scores = tl.load(scores_at + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I)
+    dt_t, g_t, g_i, path_i, skip, scores = weighing
     on = _has_bit(path_i[None, :], node_i[:, None])
     down_i = tl.sum(tl.where(on, g_i[:, None], 0.0), axis=0)
     down_high, down_low = _in_two(down_i)
@@ -96,9 +89,7 @@ def coefficients(
     since = all_waiting - tl.cumsum(g_t, axis=0)
     after = ()
     if len(more) > 0:
-        _, is_more, dt_more, g_more = more
-        later = tl.arange(0, dt_more.shape[0])
-        scores_more = tl.load(scores_at + (BLOCK_T + later)[:, None] * BLOCK_I)
+        _, is_more, dt_more, g_more, scores_more = more
         all_more = tl.sum(g_more, axis=0)
         since_high, since_low = _in_two(all_more - tl.cumsum(g_more, axis=0))
         log_decay = (since_high[:, None] + down_high[None, :]) + (since_low[:, None] + down_low[None, :])

@@ -28,11 +28,12 @@ PROGRAM_TOKENS = 16  # a program's; both tiles of a verify are multiples of it
 
 
 @triton.jit
-def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr):
+def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr, STAY: tl.constexpr):
     """(position in the window, number of the node, whether it stays pending, whether it is a node) of these tokens of
     the BLOCK_T.
 
-    root: where the row's plan has the root's place, behind it those of the other nodes and of pending tokens that stay.
+    root: where the row's plan has the root's place, behind it those of the other nodes and of STAY tokens, of which the
+    pending ones that stay are the first. (So a position is asked for before it is known how many stay.)
     """
     node = token - (BLOCK_T - N)
     is_node = node >= 0
@@ -40,7 +41,7 @@ def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.c
     if MORE:
         is_waiting = is_waiting & (node < 0)
     place = tl.where(is_node, node, N + token)
-    position = tl.load(root + place, mask=is_waiting | is_node, other=0).to(tl.int64)
+    position = tl.load(root + place, mask=(token < STAY) | is_node, other=0).to(tl.int64)
     return position, node, is_waiting, is_node
 
 
@@ -71,7 +72,7 @@ def _mamba2_scores_kernel(
     C, scores, plan, window_B, stride_plan, stride_C, stride_wB_row, stride_wB_pos,
     N: tl.constexpr, GROUPS: tl.constexpr, DSTATE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     MORE: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
-    NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
+    STAY: tl.constexpr, NATIVE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0) % GROUPS
     b = (tl.program_id(0) // GROUPS).to(tl.int64)
@@ -79,12 +80,13 @@ def _mamba2_scores_kernel(
     kept = before - folding
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(1) < BLOCK_T // TOKENS:
-        position, _, is_waiting, is_node = places(token, root, kept, N, BLOCK_T, MORE)
+        position, _, is_waiting, is_node = places(token, root, kept, N, BLOCK_T, MORE, STAY)
         live = is_waiting | is_node
     else:
         position, live = later_places(token - BLOCK_T, root, kept, N, BLOCK_T)
     wait_then_let_go(OVERLAP)
-    if slot <= 0:
+    # (of a second tile that has no token nobody reads the scores)
+    if (slot <= 0) | ((tl.program_id(1) >= BLOCK_T // TOKENS) & (kept <= BLOCK_T - N)):
         return
     node_i = tl.arange(0, BLOCK_I)
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
@@ -115,7 +117,7 @@ def mamba2_scores(
     batch, groups = C.shape[0] // constants["N"], C.shape[1]
     tokens = constants["BLOCK_T"] + constants["MORE"]
     scores = torch.empty((batch, groups, tokens, constants["BLOCK_I"]), dtype=torch.float32, device=C.device)
-    taken = ("N", "DSTATE", "BLOCK_I", "BLOCK_T", "MORE", "PARTS", "PART", "CHUNK", "NATIVE")
+    taken = ("STAY", "N", "DSTATE", "BLOCK_I", "BLOCK_T", "MORE", "PARTS", "PART", "CHUNK", "NATIVE")
     _mamba2_scores_kernel[launch_grid(batch * groups, tokens // PROGRAM_TOKENS)](
         C, scores, plan, window_B, plan.stride(0), C.stride(0), window_B.stride(0), window_B.stride(1),
         GROUPS=groups,

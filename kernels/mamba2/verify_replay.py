@@ -22,7 +22,7 @@ order[row, p+i] node i, whose x and B the convolution has put there (conv1d/veri
 of one row (or some of its blocks of P) and keeps the tokens' coefficients in registers while it streams the state past
 them, from the registers it comes in to tensor cores. It makes them in the stream's first turn, while the first blocks
 are on their way, from scores that a kernel before it makes once a group (scores.py). That kernel lets this one start
-when the convolution has ended, so that only the scores are waited for.
+when the convolution has ended: until the scores are there, all else is looked up and the first block asked for.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -36,6 +36,7 @@ import triton
 import triton.language as tl
 
 from ..common.arguments import FLOATS, Arg, check
+from ..common.ask import ask, line_starts
 from ..common.dependent import has_dependent_launch
 from ..common.fragments import (
     as_left,
@@ -81,7 +82,7 @@ def _stream(
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, IS_KV: tl.constexpr, FOLDS: tl.constexpr,
     FOLD_STEPS: tl.constexpr, COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     PART: tl.constexpr, CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    HAS_D: tl.constexpr, OVERLAP: tl.constexpr,
+    HAS_D: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some blocks of one head's state, folded first if FOLDS.
 
@@ -93,14 +94,14 @@ def _stream(
     window_x_head, stride_wx_pos, y_head, stride_y = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
     if BLOCKS == 1:
-        coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT, OVERLAP)
+        coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT)
     else:
         MORE: tl.constexpr = more[0].shape[0] if len(more) > 0 else 0
         coefficient, after, state_decay = no_coefficients(position.shape[0], MORE, node_i.shape[0], PARTNER, COUNT)
     for block in range(first_block, first_block + BLOCKS):
         if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
             if block == first_block:  # when the first blocks of the state are on their way
-                coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT, OVERLAP)
+                coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT)
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
         # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
@@ -165,7 +166,6 @@ def _stream_row(
     N: tl.constexpr, HEADDIM: tl.constexpr, DSTATE: tl.constexpr, EITHER: tl.constexpr, FOLD_STEPS: tl.constexpr,
     COUNT: tl.constexpr, NATIVE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     CHUNK: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, HAS_D: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """_stream as the row's state lies, and with the fold that it is due.
 
@@ -188,22 +188,22 @@ def _stream_row(
         if EITHER and is_kv:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, True,
-                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
             )  # fmt: skip
         else:
             _stream(
                 checkpoint_head, first_block, C_parts, tokens, more, inputs, fold, weighing, N, HEADDIM, DSTATE, False,
-                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+                True, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
             )  # fmt: skip
     elif EITHER and is_kv:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, True,
-            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
     else:
         _stream(
             checkpoint_head, first_block, C_parts, tokens, more, inputs, (), weighing, N, HEADDIM, DSTATE, False,
-            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+            False, FOLD_STEPS, COUNT, NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
 
 
@@ -217,8 +217,8 @@ def _mamba2_verify_kernel(
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     MORE: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
-    FOLD_STEPS: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    FOLD_STEPS: tl.constexpr, KEEP_B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, ASKED: tl.constexpr,
+    STAY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % HEADS
     b = (tl.program_id(0) // HEADS).to(tl.int64)
@@ -242,6 +242,10 @@ def _mamba2_verify_kernel(
         return
 
     checkpoint_head = checkpoint + slot * stride_checkpoint_slot + head * stride_checkpoint_head
+    # the first block (of a slot that lies as KV, a part of it), while what comes before is looked up and waited for
+    first_element = first_block * (BLOCK_P * DSTATE)
+    lines = line_starts(checkpoint.dtype.element_ty, ASKED, HEADDIM * DSTATE - first_element)
+    ask(checkpoint_head + first_element + lines, NATIVE)
     kept = before - folding
     order_row = order + row * CAPACITY
     decay_rate = tl.load(A + head * stride_A).to(tl.float32)
@@ -256,14 +260,11 @@ def _mamba2_verify_kernel(
         bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
 
     # tokens: from 0 on those that stay pending, and at the end the nodes
-    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE)
+    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE, STAY)
     tokens = (node_i, position, node, is_waiting, is_node)
     dt_row = dt + b * N * stride_dt + head * stride_dt_head
     dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
-    if tl.program_id(1) == 0:
-        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node)
-
     is_i = node_i < N
     rate = decay_rate.to(tl.float64)
     skip = 0.0
@@ -273,26 +274,33 @@ def _mamba2_verify_kernel(
         tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
         rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
         paths(ancestors + b * stride_ancestors, node_i, is_i, N), skip,
-        scores + (b * (HEADS // HEADS_PER_GROUP) + group) * ((BLOCK_T + MORE) * BLOCK_I),
     )  # fmt: skip
 
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
     C_parts = queries(C + group * DSTATE, stride_C, b * N, is_i, node_i, DSTATE, PARTS, PART, CHUNK)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    scores_group = scores + (b * (HEADS // HEADS_PER_GROUP) + group) * ((BLOCK_T + MORE) * BLOCK_I)
+    scores_at = scores_group + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I + node_i[None, :]
+    weighing = weighing + (tl.load(scores_at),)  # noqa: RUF005 (jit: no unpacking)
+    if tl.program_id(1) == 0:
+        tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node)
     inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
     place = (checkpoint_head, first_block, is_kv)
     waiting = (folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate)
     if MORE and kept > BLOCK_T - N:
         at_later, is_later = later_places(tl.arange(0, MORE), root, kept, N, BLOCK_T)
         dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
-        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
+        later_at = scores_group + (BLOCK_T + tl.arange(0, MORE))[:, None] * BLOCK_I + node_i[None, :]
+        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64), tl.load(later_at))
         _stream_row(
             place, C_parts, tokens, more, inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
-            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
     else:
         _stream_row(
             place, C_parts, tokens, (), inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
-            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D, OVERLAP,
+            NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
 
 
@@ -365,6 +373,8 @@ def constants_for(
         "FOLD_STEPS": fold_at_once // TOKENS.value,
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
         "BLOCKS": tiling.blocks_per_program,
+        "ASKED": tiling.block_p * block_s,
+        "STAY": fold_threshold,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
     }
 

@@ -9,8 +9,7 @@ a convolution, or before what is launched once a step, may write all it looks at
 alone does all it has to while the window's half runs: it has no argument that the latter writes, and writes to the
 pool. Who lets the next kernel go: all others once they have waited; prepare by products at once, since verify touches
 nothing of theirs before it has waited itself; a verify and the convolution's half of a commit nobody. Mamba2's scores
-let its verify go when the convolution has ended: until they have, it may look at whatever the convolution wrote, and
-append its nodes' step sizes to the window, which the scores have nothing to do with.
+let its verify go when the convolution has ended: until they have, it may look at whatever the convolution wrote.
 """
 
 from __future__ import annotations
@@ -145,8 +144,8 @@ def main() -> int:
         "prepare by products, two blocks": (gdn(True, 0, nodes=8), looks_up | {"launch_dependents"}),
         "prepare by products, in pieces": (gdn(True, 0, nodes=16, keys=64), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
-        "mamba2 verify": (mamba2(mamba2_verify._mamba2_verify_kernel, 1024), looks_up | {"st.global"}),
-        "mamba2 verify, a block a program": (mamba2(mamba2_verify._mamba2_verify_kernel, 1), looks_up | {"st.global"}),
+        "mamba2 verify": (mamba2(mamba2_verify._mamba2_verify_kernel, 1024), looks_up),
+        "mamba2 verify, a block a program": (mamba2(mamba2_verify._mamba2_verify_kernel, 1), looks_up),
         "mamba2 scores": (mamba2(mamba2_scores._mamba2_scores_kernel, 1024), looks_up),
         "convolution": (convolve(), set()),
         "draft trees": (once_a_step(tree._build_tree_kernel), set()),
