@@ -75,8 +75,8 @@ def coefficients(
     """(coefficients [token, node] in COUNT addends, those of the MORE tokens, decay [node] of the state).
 
     weighing: tokens' dt and pending ones' g, nodes' g and paths, D, and tokens' scores. tokens: numbers of nodes, and
-    which token is what. more: of pending tokens beyond these, places, which there are, dt, g and scores; () where the
-    launch has no tile for them.
+    which token is what. more: of pending tokens beyond these, places, which there are, dt, g and scores; () where
+    there are none.
     """
     node_i, _, node, is_waiting, is_node = tokens
     dt_t, g_t, g_i, path_i, skip, scores = weighing

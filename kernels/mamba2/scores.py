@@ -6,8 +6,9 @@ All heads of a group share them (16 of Nemotron-Nano's), and each used to make t
 time. A verify's programs find theirs as a tile of [token, node] and read no B but for what they fold.
 
 Tokens t are those of verify_replay.py: BLOCK_T of them, from 0 on those that stay pending, at the end the nodes, and
-behind them the MORE pending ones that find no place before the nodes; what is no token is zero. A program makes those
-of one row and group for so many tokens as a tensor core takes at once.
+behind them the MORE pending ones that find no place before the nodes; what is no token is zero, but where a row has
+none of the MORE, or is padding, nothing is written. A program makes those of one row and group for so many tokens as a
+tensor core takes at once.
 
 It starts while the convolution ends, looks up where its tokens are, waits, and lets the verify start: what that reads
 of the convolution is there then, and for the scores it waits itself (common/dependent.py).
@@ -33,7 +34,7 @@ def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.c
     the BLOCK_T.
 
     root: where the row's plan has the root's place, behind it those of the other nodes and of STAY tokens, of which the
-    pending ones that stay are the first. (So a position is asked for before it is known how many stay.)
+    pending ones that stay are the first. (So no position waits for the number of those.)
     """
     node = token - (BLOCK_T - N)
     is_node = node >= 0

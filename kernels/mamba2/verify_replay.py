@@ -22,7 +22,8 @@ order[row, p+i] node i, whose x and B the convolution has put there (conv1d/veri
 of one row (or some of its blocks of P) and keeps the tokens' coefficients in registers while it streams the state past
 them, from the registers it comes in to tensor cores. It makes them in the stream's first turn, while the first blocks
 are on their way, from scores that a kernel before it makes once a group (scores.py). That kernel lets this one start
-when the convolution has ended: until the scores are there, all else is looked up and the first block asked for.
+when the convolution has ended: until the scores are there, a program looks up where its row stands, its nodes' inputs
+and the tokens of its first tile, and asks for its first block.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
