@@ -31,7 +31,8 @@ def ops_for(device: torch.device | str, sglang: tuple[int, ...] = (0, 5, 23)) ->
         from .verify_replay import mamba2_verify
         from .verify_slots import mamba2_verify_slots
 
-        return Mamba2Ops(mamba2_verify, mamba2_fold, partial(mamba2_verify_slots, sglang=sglang))
+        verify = partial(mamba2_verify, after_convolution=True)
+        return Mamba2Ops(verify, mamba2_fold, partial(mamba2_verify_slots, sglang=sglang))
     if kind == "cpu":
         from .reference import mamba2_fold_reference, mamba2_verify_reference, mamba2_verify_slots_reference
 

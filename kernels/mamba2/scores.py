@@ -10,8 +10,9 @@ behind them the MORE pending ones that find no place before the nodes; what is n
 none of the MORE, or is padding, nothing is written. A program makes those of one row and group for so many tokens as a
 tensor core takes at once.
 
-It starts while the convolution ends, looks up where its tokens are, waits, and lets the verify start: what that reads
-of the convolution is there then, and for the scores it waits itself (common/dependent.py).
+After a convolution it starts while that ends, looks up where its tokens are, waits, and lets the verify start: what
+that reads of the convolution is there then, and for the scores it waits itself (common/dependent.py). After the kernel
+that makes the plan it must not: there would be no plan yet.
 """
 
 from __future__ import annotations
@@ -108,12 +109,14 @@ def mamba2_scores(
     *,
     constants: dict[str, int],
     overlap: bool,
+    early: bool,
 ) -> torch.Tensor:
     """Scores of the B trees of N nodes; returns [B, G, BLOCK_T + MORE, BLOCK_I] float32, contiguous.
 
     C, plan     as a verify has checked them, window_B its window's.
     constants   the verify's sizes (`verify_replay.constants_for`), of which those named above are taken.
-    overlap     start while the kernel before ends, and let the next one start.
+    overlap     let the next kernel start while this one ends.
+    early       start while the kernel before ends: that one must have written nothing of the plan.
     """
     batch, groups = C.shape[0] // constants["N"], C.shape[1]
     tokens = constants["BLOCK_T"] + constants["MORE"]
@@ -126,6 +129,6 @@ def mamba2_scores(
         **{name: constants[name] for name in taken},
         OVERLAP=overlap,
         num_warps=1,
-        launch_pdl=overlap,
+        launch_pdl=overlap and early,
     )  # fmt: skip
     return scores

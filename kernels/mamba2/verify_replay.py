@@ -392,6 +392,7 @@ def mamba2_verify(
     rows: Rows,
     window: Mamba2Window,
     out: torch.Tensor | None = None,
+    after_convolution: bool = False,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
     """Outputs of the B trees of N nodes; returns y [B*N, H, P] in C's dtype (or `out`, written in place).
@@ -406,6 +407,9 @@ def mamba2_verify(
     window      one layer's, x and B of C's dtype: at the rows, pending entries are read, and of the nodes, which are at
                 order[row, pending .. pending + N), x and B too: after the convolution. Their dt is written there.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
+    after_convolution
+                the kernel launched before this one on the stream, conv1d_verify as a rule, has written nothing of the
+                plan: where tokens are is looked up while it runs.
     tiling      launch shape, None for the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
@@ -459,7 +463,7 @@ def mamba2_verify(
         either=states.axis_order is not None,
     )
     overlap = has_dependent_launch(C.device)
-    scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap)
+    scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap, early=after_convolution)
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     _mamba2_verify_kernel[grid](
         dt, C, A, D, dt_bias, y, scores, states.data, states.axis_order, plan, window.order, window.x, window.B,

@@ -1,4 +1,5 @@
-"""Launch grids at sizes that no axis but the first may hold: CUDA allows 65,535 programs along the others."""
+"""Launch grids at sizes that no axis but the first may hold, CUDA allows 65,535 programs along the others; and whose
+kernels start while the one before them runs."""
 
 from __future__ import annotations
 
@@ -16,21 +17,22 @@ DSTATE = 16
 
 
 class Recorder:
-    """Stands for a kernel; keeps the grids it is launched with."""
+    """Stands for a kernel; keeps the grids and options it is launched with."""
 
     def __init__(self) -> None:
         self.grids: list[tuple[int, ...]] = []
+        self.options: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         self.grids.append(grid)
-        return lambda *arguments, **options: None
+        return lambda *arguments, **options: self.options.append(options)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def launch(kernel: str, rows: int, heads: int, headdim: int) -> None:
+def launch(kernel: str, rows: int, heads: int, headdim: int, **how: bool) -> None:
     """Call a launcher for batch rows of one node each, all with the shapes of real tensors."""
     slots = torch.zeros(rows, dtype=torch.int32)
     states = States(empty(1, heads, headdim, DSTATE))
@@ -50,7 +52,7 @@ def launch(kernel: str, rows: int, heads: int, headdim: int) -> None:
         ancestors = torch.zeros(rows, 1, dtype=torch.int64)
         plan = torch.zeros(1, plan_width(1, 0), dtype=torch.int32).expand(rows, -1)
         batch_rows = Rows(slots, slots, ancestors=ancestors, plan=plan)
-        verify_replay.mamba2_verify(**inputs, **shared, rows=batch_rows, window=window)
+        verify_replay.mamba2_verify(**inputs, **shared, rows=batch_rows, window=window, **how)
     else:
         inputs |= {"x": empty(1, heads, headdim).expand(rows, heads, headdim), "B": inputs["C"]}
         verify_slots.mamba2_verify_slots(**inputs, **shared, nodes=NodeSlots(slots, slots[:, None]))
@@ -78,3 +80,16 @@ def test_rows_and_heads_lie_along_the_first_axis(kernel, rows, heads, headdim, m
     assert all(math.prod(grid) >= rows for grid in of_scores.grids)
     for each in (grid, *of_scores.grids):
         assert all(programs <= OTHER_AXES for programs in each[1:]), each
+
+
+@pytest.mark.parametrize("after_convolution", [False, True])
+def test_only_after_a_convolution_are_tokens_looked_up_before_a_kernel_has_ended(after_convolution, monkeypatch):
+    """Behind the kernel that makes the plan there would be no plan yet."""
+    of_verify, of_scores = Recorder(), Recorder()
+    monkeypatch.setattr(verify_replay, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(verify_replay, "_mamba2_verify_kernel", of_verify)
+    monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
+    launch("verify_replay", 4, 8, 16, after_convolution=after_convolution)
+    (verify,), (made,) = of_verify.options, of_scores.options
+    assert made["launch_pdl"] == after_convolution
+    assert verify["launch_pdl"] and verify["OVERLAP"] and made["OVERLAP"]
