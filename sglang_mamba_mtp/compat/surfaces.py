@@ -222,6 +222,7 @@ RELIED_ON: tuple[Surface, ...] = (
     _same("sglang.srt.utils.common:rank0_log", "msg"),
     _same(f"{_REGISTRY}:HookRegistry.register", "cls target hook hook_type source"),
     _same(f"{_REGISTRY}:HookRegistry.apply_hooks", "cls"),
+    _same(f"{_REGISTRY}:_propagate_patch", "original wrapped source_module"),
 )
 
 #: Names that are read, set or called as they are. Of several owners in a row the first that has all its names is used

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..compat.surfaces import HOOKED, Surface
 from ..errors import MtpError
+from .bindings import looked_up_at_once
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def _prove_after_apply(registry: Any) -> None:
     apply_hooks = registry.apply_hooks
 
     def apply_and_prove(cls: type) -> None:
-        apply_hooks()
+        replaced = [_function(hook.target.resolve()[-1]) for hook in _registered]
+        with looked_up_at_once(sys.modules[registry.__module__], replaced):
+            apply_hooks()
         try:
             prove()
         except MtpError as error:
@@ -125,11 +128,16 @@ def _not_live(hooks: Sequence[Hook]) -> list[Hook]:
     imported = _known_as({name for _, owner, name, _ in found if isinstance(owner, ModuleType)})
     missed = []
     for hook, owner, name, attribute in found:
-        wrapped = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+        wrapped = _function(attribute)
         called = any(_calls(layer, hook.function) for layer in _layers(wrapped))
         if not called or (isinstance(owner, ModuleType) and id(inspect.unwrap(wrapped)) in imported[name]):
             missed.append(hook)
     return missed
+
+
+def _function(attribute: Any) -> Any:
+    """What a raw attribute calls."""
+    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
 def _known_as(names: set[str]) -> dict[str, set[int]]:
