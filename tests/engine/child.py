@@ -17,6 +17,9 @@ from .recorder import Recorder
 from .scenario import Scenario
 from .spec import EngineSpec, Result
 
+OFTEN_IMPORTED = ("sglang.", "sglang_mamba_mtp.", "mamba_mtp_kernels.", "transformers.models.")
+"""How modules are called that most engines need, and that import nothing but code."""
+
 
 class Alone:
     """How an engine is fed, watched and run. `pair.Side` does it for one of two engines."""
@@ -98,7 +101,9 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         saver.install()
     compiled = launches.watch(spec.device) if spec.count_compiled else launches.Launches()
     side.before()
+    there = set(sys.modules)
     scheduler = build_scheduler(spec, rank)
+    imported = [name for name in sys.modules if name not in there and name.startswith(OFTEN_IMPORTED)]
     at_start = list(compiled.seen)
     if scheduler.enable_overlap != spec.overlap:
         raise AssertionError(f"overlap scheduling is {scheduler.enable_overlap} where {spec.overlap} was asked for")
@@ -131,6 +136,7 @@ def run_here(spec: EngineSpec, scenarios: Sequence[Scenario], rank: int, side: A
         pool_bytes=allocated_bytes(tensors_behind(pool)),
         slot_bytes=allocated_bytes([pool.mamba_cache.temporal, *pool.mamba_cache.conv]),
         hooks=hooks,
+        imported=imported,
         compiled=at_start,
         compiled_late=[launch for launch in compiled.seen if launch not in at_start],
         released_bytes=feeder.released_bytes,

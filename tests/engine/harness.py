@@ -81,6 +81,12 @@ def import_sglang() -> str:
 
     for name in PRELOAD:
         importlib.import_module(name)
+    from sglang.srt.arg_groups import arg_utils
+    from sglang.srt.server_args import ServerArgs
+
+    for kept in ("namespace_of", "resolvable_fields", "fallbacks_of"):  # of all annotations; 0.5.17 has no fallbacks
+        if hasattr(arg_utils, kept):
+            getattr(arg_utils, kept)(ServerArgs)
     # Every child collects garbage twice as it starts; millions of imported objects are none.
     gc.collect()
     gc.freeze()
@@ -110,6 +116,8 @@ def run(spec: EngineSpec, scenarios: Sequence[Scenario]) -> Result:
         payload = ranks.joined(found)
     except AssertionError as error:
         raise EngineError(f"engine {spec.label}: {error}") from error
+    if on_cpu and spec.sabotage is None:
+        _imported.update(dict.fromkeys(payload.imported))
     note(spec, payload)
     return payload
 
@@ -127,6 +135,8 @@ def read_result(spec: EngineSpec, part: Path, end: str) -> Result | str:
 
 
 _nurseries: dict[tuple[str, str], Nursery] = {}
+_imported: dict[str, None] = {}
+"""Modules, in the order that engines imported them."""
 
 
 def _from_nursery(spec: EngineSpec, scenarios: Sequence[Scenario], part: Path) -> str:
@@ -137,7 +147,7 @@ def _from_nursery(spec: EngineSpec, scenarios: Sequence[Scenario], part: Path) -
     if key not in _nurseries:
         _nurseries[key] = Nursery(spec.mode, spec.env)
     try:
-        code = _nurseries[key].run(spec, scenarios, out, log)
+        code = _nurseries[key].run(spec, scenarios, out, log, _imported)
     except EOFError:
         del _nurseries[key]
         return "the plugin was not loaded"

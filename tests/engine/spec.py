@@ -133,6 +133,7 @@ class Result:
     pause how it was asked for and how many requests ran.
     ``pool`` is the mamba pool's class, ``draft_state_bytes`` what it holds in copies of the state per draft node,
     ``slot_bytes`` what it allocated for slots and ``pool_bytes`` all that it allocated.
+    ``imported`` are the modules that building the engine imported.
     ``compiled`` names our kernels that were compiled at start-up, ``compiled_late`` those that a request waited for.
     ``kept`` are the tensors behind the pool that sleep mode would not give back (where `sleep.MemorySaver` stands in);
     ``released_bytes`` is what a GPU had free while the engine slept for the first time, and not before.
@@ -157,6 +158,7 @@ class Result:
     pool_bytes: int
     slot_bytes: int
     hooks: list[str]
+    imported: list[str]
     kept: list[str]
     released_bytes: int
     compiled: list[str]
