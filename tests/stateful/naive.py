@@ -1,7 +1,7 @@
 """The naive model of the stateful test: every token of every request is kept, every state is recomputed from its
 tokens.
 
-No pools, no windows, no kernels: float64, one head at a time, straight from the equations in architecture terms.
+No pools, no windows, no kernels: float64, one token at a time, straight from the equations in architecture terms.
 """
 
 from __future__ import annotations
@@ -88,24 +88,18 @@ class Model(ABC):
 
     def step(self, state: State, token: Token) -> tuple[State, torch.Tensor]:
         """Advance by one token; returns the new state and the outputs [layers, value_heads, value_dim]."""
-        temporal, outputs = state.temporal.clone(), []
         taps = torch.cat([state.conv, token.x.double()[..., None]], dim=-1)
-        for layer in range(self.sizes.layers):
-            y = silu((taps[layer] * self.conv[layer].double()).sum(-1))
-            gates = {name: gate[layer].double() for name, gate in token.gates.items()}
-            rows = []
-            for head in range(self.sizes.value_heads):
-                group = head * self.sizes.heads // self.sizes.value_heads
-                temporal[layer, head], row = self.head_step(layer, head, group, temporal[layer, head], y, gates)
-                rows.append(row)
-            outputs.append(torch.stack(rows))
-        return State(temporal, taps[..., 1:]), torch.stack(outputs)
+        y = silu((taps * self.conv.double()).sum(-1))
+        gates = {name: gate.double() for name, gate in token.gates.items()}
+        temporal, outputs = self.heads_step(state.temporal, y, gates)
+        return State(temporal, taps[..., 1:]), outputs
 
     @abstractmethod
-    def head_step(
-        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    def heads_step(
+        self, states: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One head's state [value_dim, key_dim] and output [value_dim] after a token; y [dim] is convolved."""
+        """All heads' states [layers, value_heads, value_dim, key_dim] and outputs [layers, value_heads, value_dim]
+        after a token; y [layers, dim] is convolved, gates [layers, value_heads]."""
 
     @abstractmethod
     def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
@@ -117,9 +111,15 @@ class Model(ABC):
         """What the convolved channels are, in order: heads and dimensions by name."""
 
     def _parts(self, y: torch.Tensor) -> list[torch.Tensor]:
-        """[heads, dimensions] each, of one token's y [dim]."""
+        """[layers, value_heads, dimensions] each, of one token's y [layers, dim]: heads that share one have it each."""
         pieces = y.split([heads * dims for heads, dims in self.parts.values()], dim=-1)
-        return [piece.unflatten(-1, shape) for piece, shape in zip(pieces, self.parts.values(), strict=True)]
+        parts = [piece.unflatten(-1, shape) for piece, shape in zip(pieces, self.parts.values(), strict=True)]
+        return [part.repeat_interleave(self.sizes.value_heads // part.shape[1], dim=1) for part in parts]
+
+
+def _times(states: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    """[..., value_dim] of states [..., value_dim, key_dim] and vectors [..., key_dim]."""
+    return (states * vectors[..., None, :]).sum(-1)
 
 
 class Gdn(Model):
@@ -136,16 +136,16 @@ class Gdn(Model):
         keys = (self.sizes.heads, self.sizes.key_dim)
         return {"q": keys, "k": keys, "v": (self.sizes.value_heads, self.sizes.value_dim)}
 
-    def head_step(
-        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    def heads_step(
+        self, states: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = self._parts(y)
-        unit_k = k[group] / (k[group].square().sum() + 1e-6).sqrt()
-        unit_q = q[group] / (q[group].square().sum() + 1e-6).sqrt()
-        g = -self.A_log[layer, head].double().exp() * softplus(gates["a"][head] + self.dt_bias[layer, head].double())
-        state = state * g.exp()
-        state = state + torch.outer(gates["b"][head].sigmoid() * (v[head] - state @ unit_k), unit_k)
-        return state, state @ unit_q
+        unit_q, unit_k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        g = -self.A_log.double().exp() * softplus(gates["a"] + self.dt_bias.double())
+        states = states * g.exp()[..., None, None]
+        delta = gates["b"].sigmoid()[..., None] * (v - _times(states, unit_k))
+        states = states + delta[..., None] * unit_k[..., None, :]
+        return states, _times(states, unit_q)
 
     def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
         parameters = {"A_log": self.A_log[layer], "dt_bias": self.dt_bias[layer], "scale": 1.0}
@@ -167,13 +167,14 @@ class Mamba2(Model):
         groups = (self.sizes.heads, self.sizes.key_dim)
         return {"x": (self.sizes.value_heads, self.sizes.value_dim), "B": groups, "C": groups}
 
-    def head_step(
-        self, layer: int, head: int, group: int, state: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
+    def heads_step(
+        self, states: torch.Tensor, y: torch.Tensor, gates: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, B, C = self._parts(y)
-        dt = softplus(gates["dt"][head] + self.dt_bias[layer, head].double())
-        state = state * (self.A[layer, head].double() * dt).exp() + dt * torch.outer(x[head], B[group])
-        return state, state @ C[group] + self.D[layer, head].double() * x[head]
+        dt = softplus(gates["dt"] + self.dt_bias.double())[..., None]
+        decay = (self.A.double()[..., None] * dt).exp()
+        states = states * decay[..., None] + (dt * x)[..., None] * B[..., None, :]
+        return states, _times(states, C) + self.D.double()[..., None] * x
 
     def score(self, store: Any, layer: int, verify: Any, given: Given, gates: Given) -> Any:
         parameters = {"A": self.A[layer], "D": self.D[layer], "dt_bias": self.dt_bias[layer]}
