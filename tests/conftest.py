@@ -38,8 +38,8 @@ MARKERS = {
     "slow": "outside the fast subset (deselected without --slow or -m slow)",
     "once": "takes long and asks nothing of SGLang's version: deselected but on the newest one, on GPUs "
     "and with --slow",
-    "in_turn": "takes long: a cell, or what has one value of the parameter that is named, runs on one version in turn; "
-    "on GPUs and with --slow on all",
+    "in_turn": "takes long: a cell, or what has one value of the parameter that is named, runs on one version in turn, "
+    "what has no parameter on all; on GPUs and with --slow all on all",
 }
 
 VERSIONS = sorted(lock.stem for lock in Path(__file__).parents[1].glob("requirements/sglang-*.*.*.txt"))

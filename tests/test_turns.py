@@ -58,3 +58,9 @@ def test_others_are_not_dealt():
     ]
     items = [*left, item("a.py::test", "mamba2")]
     assert all(names == {"tests/a.py::test[gdn]", "tests/a.py::test[mamba2]"} for names in dealt(items).values())
+
+
+def test_a_test_without_parameters_runs_on_all():
+    bare = item("a.py::test", "", pytest.mark.in_turn)
+    del bare.callspec
+    assert all(names == {bare.nodeid} for names in dealt([bare]).values())

@@ -21,12 +21,15 @@ def others_turn(items: Iterable[pytest.Item], version: str, versions: Sequence[s
     """Node ids of those whose turn it is not on ``version``.
 
     A cell is a test's parameters, or, of ``in_turn(name)``, a value of that parameter in whichever tests have it, as
-    tests do that share a server. The order they are dealt in has nothing to do with what they are.
+    tests do that share a server. A test without parameters runs on all versions. The order they are dealt in has
+    nothing to do with what they are.
     """
     dealt: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         marker = item.get_closest_marker("in_turn")
         if marker is None or ELSEWHERE & item.keywords.keys() or ("once" in item.keywords and not marker.args):
+            continue
+        if not hasattr(item, "callspec"):  # one cell: of a file that is dealt as a whole
             continue
         of, cell = item.nodeid.partition("[")[0], item.callspec.id
         if marker.args:

@@ -55,6 +55,7 @@ OURS, STOCK = "sglang_mamba_mtp.hooks.actors", "sglang.srt.ray.scheduler_actor"
 REFUSED = "mamba-mtp: the plugin could not be loaded in a Ray actor"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=lambda case: case.family)
 def test_actors_load_the_plugin_or_nothing_starts(case, checkpoint, tmp_path, sglang_version):
     """Ray is started in mode off, and then an engine in another: tokens and log-probabilities are a plain engine's,

@@ -16,6 +16,8 @@ from mamba_mtp_kernels.conv1d.verify_replay import conv1d_verify
 from ..helpers import assert_close, assert_same_bits, chain_parents, planned, random_tree_parents, unfit_plans
 from .case import Case
 
+pytestmark = pytest.mark.in_turn
+
 IMPLEMENTATIONS = [pytest.param(conv1d_verify, id="kernel"), pytest.param(conv1d_verify_reference, id="reference")]
 FOLDS = {conv1d_verify: (fold_conv, commit_conv), conv1d_verify_reference: (fold_conv_reference, commit_conv_reference)}
 LIMIT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

@@ -15,6 +15,8 @@ from .case import Case, make_case
 from .checks import FLOAT32_LIMIT, implementation
 from .slots_case import make_slots_case, turned, turned_back
 
+pytestmark = pytest.mark.in_turn
+
 BOTH = pytest.mark.parametrize("which", ["triton", "reference"])
 STATE = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
 SIZES = pytest.mark.parametrize(

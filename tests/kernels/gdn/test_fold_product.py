@@ -41,6 +41,8 @@ class Tokens(NamedTuple):
     beta: torch.Tensor
 
 
+pytestmark = pytest.mark.in_turn
+
 KINDS = ("weak decay", "strong decay", "alike keys")
 
 

@@ -14,6 +14,8 @@ from ..helpers import assert_close, assert_same_bits, rms_ratio, run_compiling
 from .case import WINDOWS, Case, make_case, with_books
 from .checks import check_verify
 
+pytestmark = pytest.mark.in_turn
+
 VERIFY = verify_replay.gdn_verify
 
 

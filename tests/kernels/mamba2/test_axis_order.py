@@ -14,6 +14,8 @@ from .case import Case, make_case
 from .slots_case import turn
 from .test_fold import Case as FoldCase
 
+pytestmark = pytest.mark.in_turn
+
 VERIFIES = [pytest.param(mamba2_verify, id="kernel"), pytest.param(mamba2_verify_reference, id="reference")]
 FOLDS = [pytest.param(mamba2_fold, id="kernel"), pytest.param(mamba2_fold_reference, id="reference")]
 HEADS = [(12, 16), (20, 24), (16, 192), pytest.param(64, 16, marks=pytest.mark.once), (16, 64)]  # headdim, dstate
