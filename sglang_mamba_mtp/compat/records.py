@@ -84,9 +84,7 @@ class Surface:
         if not self.is_needed():
             return
         _, _, attribute = self.resolve()
-        if isinstance(attribute, (classmethod, staticmethod)):
-            attribute = attribute.__func__
-        self.compare(tuple(inspect.signature(attribute).parameters))
+        self.compare(tuple(inspect.signature(function_of(attribute)).parameters))
 
     def compare(self, found: tuple[str, ...]) -> None:
         """Check ``found``, the parameters it takes.
@@ -97,6 +95,11 @@ class Surface:
         if found not in self.parameters:
             expected = " or ".join(f"({', '.join(known)})" for known in self.parameters)
             raise MtpError(f"{self.path} takes ({', '.join(found)}); expected {expected}")
+
+
+def function_of(attribute: Any) -> Any:
+    """What a raw attribute calls: of a classmethod or staticmethod the function in it."""
+    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
 def _is_there(module: str) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+Places = list[tuple[ModuleType, str]]
+
 
 class Bindings:
     """Of some objects, the modules and names that have them.
@@ -24,9 +26,8 @@ class Bindings:
 
     def __init__(self, objects: Iterable[Any]) -> None:
         self.known = {id(each): each for each in objects}
-        self._places: dict[int, list[tuple[ModuleType, str]]] = defaultdict(list)
-        self._seen: dict[int, int] = {}  # by a module's id, how many names it had
-        self._modules = 0
+        self._places: dict[int, Places] = {}
+        self._modules = 0  # how many there were when they were looked through
 
     def replace(self, old: Any, new: Any, source: Any) -> int:
         """Give every module but ``source`` that has ``old`` ``new`` in its place, and know ``new`` from now on.
@@ -34,43 +35,52 @@ class Bindings:
         Returns how many names were given it.
         """
         self._look()
-        places, self.known[id(new)] = self._places.pop(id(old), []), new
-        found = [(module, name) for module, name in places if vars(module).get(name) is old and module is not source]
-        for module, name in found:
-            setattr(module, name, new)
+        self.known[id(new)] = new
+        places = self._places.pop(id(old), [])
+        theirs = [(module, name) for module, name in places if module is not source and vars(module).get(name) is old]
+        given: Places = []
+        for module, name in theirs:
+            with contextlib.suppress(AttributeError, TypeError):  # as SGLang does
+                setattr(module, name, new)
+                given.append((module, name))
         self._places[id(old)] = [place for place in places if place[0] is source]
-        self._places[id(new)] += found
-        return len(found)
+        # the hook has given the source its name; what wraps that in turn may be found there
+        own = [(source, name) for name, value in vars(source).items() if value is new] if _is_module(source) else []
+        self._places.setdefault(id(new), []).extend(given + own)
+        return len(given)
 
     def _look(self) -> None:
-        """Look through the modules that are new or have new names: code runs where a hook is applied only if applying
-        it imports something."""
+        """Look through all modules, again if some were imported since: where a hook is applied nothing else runs that
+        could give a module new names."""
         if len(sys.modules) == self._modules:
             return
         self._modules = len(sys.modules)
-        for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType) or self._seen.get(id(module)) == len(vars(module)):
-                continue
+        found: dict[int, Places] = defaultdict(list)
+        for module in filter(_is_module, list(sys.modules.values())):
             names = dict(vars(module))
-            self._seen[id(module)] = len(names)
             if self.known.keys().isdisjoint(map(id, names.values())):  # as nearly all are
                 continue
             for name, value in names.items():
-                place = (module, name)
-                if id(value) in self.known and place not in self._places[id(value)]:
-                    self._places[id(value)].append(place)
+                if id(value) in self.known:
+                    found[id(value)].append((module, name))
+        self._places = dict(found)
+
+
+def _is_module(thing: Any) -> bool:
+    return isinstance(thing, ModuleType)
 
 
 @contextlib.contextmanager
 def looked_up_at_once(registry: Any, objects: Iterable[Any]) -> Iterator[None]:
-    """While SGLang's ``registry`` applies hooks, find at once where ``objects`` are, which some of them replace."""
+    """While hooks are applied, find at once where ``objects`` are, which some of them replace.
+
+    registry: the module of SGLang's registry.
+    """
     bindings, search = Bindings(objects), registry._propagate_patch
 
     def propagate(original: Any, wrapped: Any, source_module: Any) -> int:
-        # (its own search would not know that what it puts in place may be wrapped again, and need not)
-        if id(original) in bindings.known:
-            return bindings.replace(original, wrapped, source_module)
-        return search(original, wrapped, source_module)
+        look = bindings.replace if id(original) in bindings.known else search
+        return look(original, wrapped, source_module)
 
     registry._propagate_patch = propagate
     try:

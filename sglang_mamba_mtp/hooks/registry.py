@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ..compat.records import function_of
 from ..compat.surfaces import HOOKED, Surface
 from ..errors import MtpError
 from .bindings import looked_up_at_once
@@ -89,13 +90,16 @@ def offer(rows: Iterable[Hook]) -> None:
 
 
 def _prove_after_apply(registry: Any) -> None:
-    apply_hooks = registry.apply_hooks
+    apply_hooks = registry.apply_hooks.__func__
 
     def apply_and_prove(cls: type) -> None:
-        replaced = [_function(hook.target.resolve()[-1]) for hook in _registered]
-        with looked_up_at_once(sys.modules[registry.__module__], replaced):
-            apply_hooks()
+        if cls is not registry:  # one that is derived from it has hooks of its own
+            apply_hooks(cls)
+            return
         try:
+            replaced = [function_of(hook.target.resolve()[-1]) for hook in _registered]
+            with looked_up_at_once(sys.modules[registry.__module__], replaced):
+                apply_hooks(cls)
             prove()
         except MtpError as error:
             raise SystemExit(f"mamba-mtp: {error}") from error
@@ -128,16 +132,11 @@ def _not_live(hooks: Sequence[Hook]) -> list[Hook]:
     imported = _known_as({name for _, owner, name, _ in found if isinstance(owner, ModuleType)})
     missed = []
     for hook, owner, name, attribute in found:
-        wrapped = _function(attribute)
+        wrapped = function_of(attribute)
         called = any(_calls(layer, hook.function) for layer in _layers(wrapped))
         if not called or (isinstance(owner, ModuleType) and id(inspect.unwrap(wrapped)) in imported[name]):
             missed.append(hook)
     return missed
-
-
-def _function(attribute: Any) -> Any:
-    """What a raw attribute calls."""
-    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
 
 
 def _known_as(names: set[str]) -> dict[str, set[int]]:

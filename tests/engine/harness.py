@@ -4,7 +4,7 @@
     check_equal(result, [scenario, ...])       # tokens and pool states against a plain engine without any cache
 
 Two Schedulers cannot share a process, so each run has its own. On a CPU it is forked from a process that has imported
-SGLang, loaded the plugin and done nothing more (`nursery`); with ``device="cuda"`` it is spawned, because importing
+SGLang and loaded the plugin (`nursery`); with ``device="cuda"`` it is spawned, because importing
 sgl_kernel asks the device what it is, and a process that has initialised CUDA cannot fork into one that uses it
 (`run_all` runs several instead).
 """

@@ -12,13 +12,10 @@ from sglang_mamba_mtp.hooks.bindings import Bindings, looked_up_at_once
 from .test_registry import load_plugins
 
 
-class Functions(SimpleNamespace):
-    """That no module has but those of a test."""
-
-
 @pytest.fixture
-def of() -> Functions:
-    return Functions(theirs=lambda: 1, ours=lambda: 2, outer=lambda: 3, another=lambda: 4)
+def of() -> SimpleNamespace:
+    """Functions that no module has but those of a test."""
+    return SimpleNamespace(theirs=lambda: 1, ours=lambda: 2, outer=lambda: 3, another=lambda: 4)
 
 
 @pytest.fixture
@@ -69,6 +66,31 @@ def test_a_name_that_means_something_else_by_now_is_left(module, of):
     bindings.replace(of.another, of.ours, None)
     there.f = of.outer
     assert bindings.replace(of.theirs, of.ours, None) == 0 and there.f is of.outer
+
+
+def test_a_name_that_cannot_be_set_keeps_no_other_from_it(module, of, monkeypatch):
+    class Closed(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    closed = Closed("closed")
+    vars(closed)["f"] = of.theirs
+    monkeypatch.setitem(sys.modules, "closed", closed)
+    there = module("has_imported_it", f=of.theirs)
+    assert Bindings([of.theirs]).replace(of.theirs, of.ours, None) == 1
+    assert there.f is of.ours and closed.f is of.theirs
+
+
+@pytest.mark.parametrize("first, second", [("defines_it", "exports_it"), ("exports_it", "defines_it")])
+def test_a_function_that_is_hooked_where_it_is_and_where_it_is_exported_has_both_hooks(module, of, first, second):
+    """As of two plugins: SGLang's registry sets the name at the hook's target itself."""
+    modules = {name: module(name, f=of.theirs) for name in (first, second)}
+    bindings = Bindings([of.theirs])
+    for name, before, wrapped in ((first, of.theirs, of.ours), (second, of.ours, of.outer)):
+        assert modules[name].f is before
+        modules[name].f = wrapped
+        bindings.replace(before, wrapped, modules[name])
+    assert modules[first].f is modules[second].f is of.outer
 
 
 def test_hooks_of_others_are_looked_up_by_sglang(module, of):

@@ -190,6 +190,45 @@ def test_launch_refuses_where_sglang_fails_to_apply_a_hook(forked):
     assert result.code == 1 and "not live" in result.output and "attn_backend_wrapper" in result.output
 
 
+def test_launch_refuses_where_a_surface_goes_after_it_was_checked(forked):
+    """Another plugin's doing, between our registration and the registry's turn."""
+
+    def body():
+        require = registry.require
+
+        def then_gone(surfaces):
+            require(surfaces)
+            owner, name, _ = HOOKED["prepare_for_extend"].resolve()
+            delattr(owner, name)
+
+        registry.require = then_gone
+        launch("--model-path", "nowhere")
+
+    result = forked(body)
+    assert result.code == 1 and "mamba-mtp: SGLang has no prepare_for_extend" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_registry_derived_from_sglangs_applies_hooks_of_its_own(forked):
+    def body():
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        load_plugins()
+
+        class Derived(HookRegistry):
+            _hooks, _patched, applied = {"a.b": []}, set(), []
+
+            @classmethod
+            def _apply_target(cls, target, hooks):
+                cls.applied.append(target)
+
+        Derived.apply_hooks()
+        assert Derived.applied == ["a.b"] and HookRegistry._hooks != Derived._hooks
+
+    result = forked(body)
+    assert result.code == 0, result.output
+
+
 @pytest.mark.parametrize("installed", ["0.5.16", "0.5.24", "0.6.0", "1.0", "0.5.24rc1"])
 def test_other_versions_are_refused_with_the_supported_range(monkeypatch, installed):
     monkeypatch.setattr(version, "sglang_version", lambda: installed)
