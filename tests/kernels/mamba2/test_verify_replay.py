@@ -449,7 +449,8 @@ def test_errors_name_the_argument(device):
 
 def test_ops_for():
     assert ops_for("cpu").mamba2_verify is mamba2_verify_reference
-    assert ops_for("cuda").mamba2_verify is mamba2_verify
+    verify = ops_for("cuda").mamba2_verify
+    assert verify.func is mamba2_verify and verify.keywords == {"after_convolution": True}
 
 
 @pytest.mark.gpu
