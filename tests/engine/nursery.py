@@ -1,9 +1,9 @@
 """Where engines on a CPU are forked from: a process a mode that has loaded the plugin and waits.
 
-Loading the plugin is a second of work that is the same for all engines of a mode. So a nursery does it once, is itself
-forked from the process that has imported SGLang, and forks an engine for each job. Plugin and hooks are then exactly as
-they are in a process that loads them by itself. What of SGLang an engine has imported while it was built, the next ones
-find imported: half a second for each.
+Loading the plugin is work that is the same for all engines of a mode. So a nursery does it once, is itself forked from
+the process that has imported SGLang, and forks an engine for each job. Plugin and hooks are then exactly as they are in
+a process that loads them by itself. What of SGLang an engine has imported while it was built, the next ones find
+imported.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ from ..helpers import (
 from .case import WINDOWS, make_case
 from .slots_case import turned
 
+pytestmark = pytest.mark.in_turn
+
+
 # ------------------------------------------------------------------------------------------------- the arithmetic
 
 
@@ -40,8 +43,6 @@ class Tokens(NamedTuple):
     g: torch.Tensor
     beta: torch.Tensor
 
-
-pytestmark = pytest.mark.in_turn
 
 KINDS = ("weak decay", "strong decay", "alike keys")
 
