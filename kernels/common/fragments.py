@@ -8,6 +8,9 @@ states, whose 16 bytes are 8 elements: 8t + 4s + 2h + p is 16s + 8h + 2t + p). T
 alike (in_product_order), rows are dealt out to warps in the same spirit (tile_row), and nothing passes through shared
 memory on its way. All of it only names elements: on any device, in any layout, the numbers are the same.
 
+**Loads.** What is renamed passes through shared memory, and behind its barrier no later load is issued: what is needed
+together is loaded first, all of it (load_rows, load_columns), and then renamed.
+
 **Products.** A 16-bit factor is exact on a tensor core. The float32 one beside it is cut into addends: two bf16 have 16
 bits and suffice for an output of 16 bits, three have 24, all of float32's. Beside a float16 factor they are tf32
 numbers. Two float32 factors are Triton's to cut (tf32x3, 22 bits).
@@ -105,53 +108,82 @@ def _rows_in_product_order(x, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
-    """load_in_product_order by the tile, where 16 bytes are a lane's columns of a chunk: as a state's rows are dealt
-    out, a lane then has what it gives to a product."""
-    position, live, first = at
-    column = first + tile_column(PART, CHUNK)
-    x = tl.load(
-        rows_at + (per_row(position * stride) + per_column(column)),
-        mask=per_row(live) & per_column(inside(column, SIZE, SIZE % PART == 0)),
-        other=0.0,
-    )
-    if ROW_AXIS == 1:
-        x = tl.permute(x, (1, 0, 2))
-    return in_product_order(tl.reshape(x, [position.shape[0], PART]), CHUNK)
-
-
-@triton.jit
-def load_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
-    """[M, PART] of the rows of SIZE at rows_at + position * stride, columns renamed; zeros where nothing is.
+def load_rows(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """PART columns of the rows of SIZE at rows_at + position * stride, zeros where nothing is, for `rows_as_left`.
 
     at: the M rows' positions, which of them are there, and the first column.
+
+    By the tile, where 16 bytes are a lane's columns of a chunk: as a state's rows are dealt out, a lane then has what
+    it gives to a product.
     """
+    position, live, first = at
     if PART > CHUNK and CHUNK * rows_at.dtype.element_ty.primitive_bitwidth == 4 * 128:
-        return _load_rows(rows_at, stride, at, SIZE, PART, CHUNK)
+        column = first + tile_column(PART, CHUNK)
+        return tl.load(
+            rows_at + (per_row(position * stride) + per_column(column)),
+            mask=per_row(live) & per_column(inside(column, SIZE, SIZE % PART == 0)),
+            other=0.0,
+        )
     else:
-        position, live, first = at
         column = first + tl.arange(0, PART)
-        x = tl.load(
+        return tl.load(
             rows_at + position[:, None] * stride + column[None, :],
             mask=live[:, None] & inside(column, SIZE, SIZE % PART == 0)[None, :],
             other=0.0,
         )
+
+
+@triton.jit
+def _after_all_loads(x, NATIVE: tl.constexpr):
+    """x, which the compiler no longer follows to its load: it renames what a load brings at once, and not until that is
+    done does the next load begin."""
+    if NATIVE:
+        if x.dtype.primitive_bitwidth == 16:
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+        else:
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+    return x
+
+
+@triton.jit
+def rows_as_left(x, CHUNK: tl.constexpr, NATIVE: tl.constexpr):
+    """What `load_rows` loaded as [M, PART], columns renamed."""
+    return _rows_renamed(_after_all_loads(x, NATIVE), CHUNK)
+
+
+@triton.jit
+def _rows_renamed(x, CHUNK: tl.constexpr):
+    if len(x.shape) == 3:
+        if ROW_AXIS == 1:
+            x = tl.permute(x, (1, 0, 2))
+        return in_product_order(tl.reshape(x, [x.shape[0], x.shape[1] * x.shape[2]]), CHUNK)
+    else:
         return in_product_order(x, CHUNK)
 
 
 @triton.jit
-def load_right_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
-    """The same as [PART, M]. (Triton 3.8 passes what is turned after such a load through shared memory.)"""
+def load_columns(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """The same rows for `columns_as_right`."""
     if PART > CHUNK and CHUNK * rows_at.dtype.element_ty.primitive_bitwidth == 4 * 128:
-        return tl.trans(_load_rows(rows_at, stride, at, SIZE, PART, CHUNK))
+        return load_rows(rows_at, stride, at, SIZE, PART, CHUNK)
     else:
         position, live, first = at
         column = first + tl.arange(0, PART)
-        x = tl.load(
+        return tl.load(
             rows_at + position[None, :] * stride + column[:, None],
             mask=live[None, :] & inside(column, SIZE, SIZE % PART == 0)[:, None],
             other=0.0,
         )
+
+
+@triton.jit
+def columns_as_right(x, CHUNK: tl.constexpr, NATIVE: tl.constexpr):
+    """What `load_columns` loaded as [PART, M], rows renamed. (Triton 3.8 passes what is turned after a load by the tile
+    through shared memory.)"""
+    x = _after_all_loads(x, NATIVE)
+    if len(x.shape) == 3:
+        return tl.trans(_rows_renamed(x, CHUNK))
+    else:
         return _rows_in_product_order(x, CHUNK)
 
 

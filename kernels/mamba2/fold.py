@@ -23,10 +23,11 @@ from ..common.fragments import (
     as_tile,
     chunk_of,
     inside,
-    load_in_product_order,
+    load_rows,
     multiply_add,
     per_column,
     per_row,
+    rows_as_left,
     tile_column,
     tile_row,
 )
@@ -34,7 +35,7 @@ from ..common.grid import launch_grid
 from ..common.operands import Folds, States
 from ..common.tile import IS_KV, load_state, store_state
 from .arguments import check_groups
-from .fold_tile import TOKENS, pending_steps, weighted, weights
+from .fold_tile import TOKENS, pending_places, pending_steps, weighted, weights
 from .window import Mamba2Window
 
 BLOCK_P, PART = 16, 128  # rows and columns of a program, one warp
@@ -117,18 +118,21 @@ def _mamba2_fold_kernel(
         decay_rate = tl.load(A + layer * HEADS + head)
         total = tl.full((), 0.0, tl.float64)
         for start in range(0, count, TOKENS):
-            _, _, _, g = pending_steps(start, count, order, window_dt, stride_dt_pos, decay_rate)
+            position, live = pending_places(start, count, order)
+            _, g = pending_steps(position, live, window_dt, stride_dt_pos, decay_rate)
             total += tl.sum(g, axis=0)
         passed = tl.full((), 0.0, tl.float64)
         added = tl.zeros((BLOCK_P, PART), tl.float32)
         for start in range(0, count, TOKENS):
-            position, live, dt, g = pending_steps(start, count, order, window_dt, stride_dt_pos, decay_rate)
+            position, live = pending_places(start, count, order)
+            dt, g = pending_steps(position, live, window_dt, stride_dt_pos, decay_rate)
             x = tl.load(
                 window_x + position[None, :] * stride_x_pos + dim[:, None],
                 mask=live[None, :] & dim_inside[:, None],
                 other=0.0,
             )
-            B = load_in_product_order(window_B, stride_B_pos, (position, live, first_s), DSTATE, PART, CHUNK)
+            B = load_rows(window_B, stride_B_pos, (position, live, first_s), DSTATE, PART, CHUNK)
+            B = rows_as_left(B, CHUNK, NATIVE)
             factor = weighted(x, weights(dt, g, passed, total), B.dtype)
             added = multiply_add(factor, (B,), added, NATIVE)
             passed += tl.sum(g, axis=0)
@@ -181,6 +185,7 @@ def mamba2_fold(states: States, window: Mamba2Window, folds: Folds, *, A: torch.
     )
     layers, batch, nheads, headdim, ngroups, dstate = sizes.get_all("L B H P G D")
     check_groups(nheads, ngroups)
+    window.check_reach()
     if batch == 0 or layers == 0:
         return
     constants = constants_for(

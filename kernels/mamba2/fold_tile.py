@@ -25,13 +25,18 @@ TOKENS = tl.constexpr(FOLD_TOKENS)
 
 
 @triton.jit
-def pending_steps(start, count, order_row, dt_head, stride_dt, decay_rate):
-    """Of the pending tokens start .. start + TOKENS: window positions, which are there, dt, and g in float64."""
+def pending_places(start, count, order_row):
+    """Of the pending tokens start .. start + TOKENS: window positions, and which are there."""
     token = start + tl.arange(0, TOKENS)
     live = token < count
-    position = tl.load(order_row + token, mask=live, other=0).to(tl.int64)
+    return tl.load(order_row + token, mask=live, other=0), live
+
+
+@triton.jit
+def pending_steps(position, live, dt_head, stride_dt, decay_rate):
+    """dt of these tokens, and g in float64."""
     dt = tl.load(dt_head + position * stride_dt, mask=live, other=0.0)
-    return position, live, dt, decay_rate.to(tl.float64) * dt.to(tl.float64)
+    return dt, decay_rate.to(tl.float64) * dt.to(tl.float64)
 
 
 @triton.jit
@@ -48,23 +53,33 @@ def weighted(x, weight, PARTNER: tl.constexpr):
 
 
 @triton.jit
-def fold_factors(count, order_row, dt_head, stride_dt, decay_rate, STEPS: tl.constexpr):
-    """Of up to STEPS x TOKENS pending tokens: positions, which are there and weights, a tuple each, and e^{sum of g}.
+def fold_places(count, order_row, STEPS: tl.constexpr):
+    """Of up to STEPS x TOKENS pending tokens: positions and which are there, a tuple each."""
+    positions = ()
+    lives = ()
+    for step in tl.static_range(STEPS):
+        position, live = pending_places(step * TOKENS, count, order_row)
+        positions = positions + (position,)  # noqa: RUF005 (jit code has no unpacking)
+        lives = lives + (live,)  # noqa: RUF005
+    return positions, lives
+
+
+@triton.jit
+def fold_factors(positions, lives, dt_head, stride_dt, decay_rate):
+    """The weights of these tokens, a tuple, and e^{sum of g}.
 
     Sums in the order of fold.py's loops, which make the same numbers of any count.
     """
     total = tl.full((), 0.0, tl.float64)
-    positions = ()
-    lives = ()
-    shares = ()
-    for step in tl.static_range(STEPS):
-        position, live, _, g = pending_steps(step * TOKENS, count, order_row, dt_head, stride_dt, decay_rate)
-        positions = positions + (position,)  # noqa: RUF005 (jit code has no unpacking)
-        lives = lives + (live,)  # noqa: RUF005
+    steps = ()
+    for step in tl.static_range(len(positions)):
+        dt, g = pending_steps(positions[step], lives[step], dt_head, stride_dt, decay_rate)
+        steps = steps + ((dt, g),)  # noqa: RUF005
         total += tl.sum(g, axis=0)
     passed = tl.full((), 0.0, tl.float64)
-    for step in tl.static_range(STEPS):
-        _, _, dt, g = pending_steps(step * TOKENS, count, order_row, dt_head, stride_dt, decay_rate)
+    shares = ()
+    for step in tl.static_range(len(positions)):
+        dt, g = steps[step]
         shares = shares + (weights(dt, g, passed, total),)  # noqa: RUF005
         passed += tl.sum(g, axis=0)
-    return positions, lives, shares, exp_of_sum(total)
+    return shares, exp_of_sum(total)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from ..common.dependent import wait_then_let_go
-from ..common.fragments import load_in_product_order, load_right_in_product_order, multiply
+from ..common.fragments import columns_as_right, load_columns, load_rows, multiply, rows_as_left
 from ..common.grid import launch_grid
 from ..common.plan import planned
 
@@ -43,7 +43,7 @@ def places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.c
     if MORE:
         is_waiting = is_waiting & (node < 0)
     place = tl.where(is_node, node, N + token)
-    position = tl.load(root + place, mask=(token < STAY) | is_node, other=0).to(tl.int64)
+    position = tl.load(root + place, mask=(token < STAY) | is_node, other=0)
     return position, node, is_waiting, is_node
 
 
@@ -52,21 +52,60 @@ def later_places(token, root, kept, N: tl.constexpr, BLOCK_T: tl.constexpr):
     """(position in the window, whether it is there) of these tokens of the MORE that find no place before the nodes."""
     later = BLOCK_T - N + token
     is_later = later < kept
-    return tl.load(root + N + later, mask=is_later, other=0).to(tl.int64), is_later
+    return tl.load(root + N + later, mask=is_later, other=0), is_later
 
 
 @triton.jit
-def queries(
-    C_group, stride_C, first, is_i, node_i,
+def load_queries(
+    C_group, stride_C, is_i, node_i,
     DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """C of a row's nodes in PARTS of [PART, node], rows in product order."""
-    C_parts = ()
+    """C of a row's nodes in PARTS, for `as_queries`."""
+    loaded = ()
     for part in tl.static_range(PARTS):
-        at = (first + node_i, is_i, part * PART)
-        C_part = load_right_in_product_order(C_group, stride_C, at, DSTATE, PART, CHUNK)
-        C_parts = C_parts + (C_part,)  # noqa: RUF005 (jit: no unpacking)
+        at = (node_i, is_i, part * PART)
+        loaded = loaded + (load_columns(C_group, stride_C, at, DSTATE, PART, CHUNK),)  # noqa: RUF005 (jit: no unpacking)
+    return loaded
+
+
+@triton.jit
+def as_queries(loaded, CHUNK: tl.constexpr, NATIVE: tl.constexpr):
+    """PARTS of [PART, node], rows in product order."""
+    C_parts = ()
+    for part in tl.static_range(len(loaded)):
+        C_parts = C_parts + (columns_as_right(loaded[part], CHUNK, NATIVE),)  # noqa: RUF005
     return C_parts
+
+
+@triton.jit
+def load_keys(
+    B_group, stride_B, position, live,
+    DSTATE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """B of the tokens at these positions of the window in PARTS, for `as_keys`."""
+    loaded = ()
+    for part in tl.static_range(PARTS):
+        at = (position, live, part * PART)
+        loaded = loaded + (load_rows(B_group, stride_B, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
+    return loaded
+
+
+@triton.jit
+def as_keys(loaded, CHUNK: tl.constexpr, NATIVE: tl.constexpr):
+    """PARTS of [token, PART], columns in product order."""
+    B_parts = ()
+    for part in tl.static_range(len(loaded)):
+        B_parts = B_parts + (rows_as_left(loaded[part], CHUNK, NATIVE),)  # noqa: RUF005
+    return B_parts
+
+
+@triton.jit
+def scores_of(B_parts, C_parts, NATIVE: tl.constexpr):
+    """Scores [token, node] of keys and queries in PARTS."""
+    made = tl.zeros((B_parts[0].shape[0], C_parts[0].shape[1]), tl.float32)
+    for part in tl.static_range(len(B_parts)):
+        made = tl.fma(multiply((B_parts[part],), (C_parts[part],), NATIVE), 1.0, made)
+    return made
 
 
 @triton.jit
@@ -92,12 +131,11 @@ def _mamba2_scores_kernel(
         return
     node_i = tl.arange(0, BLOCK_I)
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
-    C_parts = queries(C + group * DSTATE, stride_C, b * N, node_i < N, node_i, DSTATE, PARTS, PART, CHUNK)
-    made = tl.zeros((TOKENS, BLOCK_I), tl.float32)
-    for part in tl.static_range(PARTS):
-        at = (position, live, part * PART)
-        B_part = load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK)
-        made = tl.fma(multiply((B_part,), (C_parts[part],), NATIVE), 1.0, made)
+    C_loaded = load_queries(
+        C + b * N * stride_C + group * DSTATE, stride_C, node_i < N, node_i, DSTATE, PARTS, PART, CHUNK
+    )
+    B_loaded = load_keys(window_B_group, stride_wB_pos, position, live, DSTATE, PARTS, PART, CHUNK)
+    made = scores_of(as_keys(B_loaded, CHUNK, NATIVE), as_queries(C_loaded, CHUNK, NATIVE), NATIVE)
     own = scores + (b * GROUPS + group) * ((BLOCK_T + MORE) * BLOCK_I)
     tl.store(own + token[:, None] * BLOCK_I + node_i[None, :], made)
 

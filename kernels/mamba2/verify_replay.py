@@ -44,11 +44,12 @@ from ..common.fragments import (
     as_tile,
     chunk_of,
     inside,
-    load_in_product_order,
+    load_rows,
     multiply,
     multiply_add,
     per_column,
     per_row,
+    rows_as_left,
     state_addends,
     tile_column,
     tile_row,
@@ -58,12 +59,23 @@ from ..common.operands import Rows, States
 from ..common.plan import planned
 from ..common.tile import IS_KV
 from .arguments import check_sizes, parameters
-from .coefficients import coefficients, no_coefficients, paths, step_sizes
-from .fold_tile import TOKENS, fold_factors, weighted
-from .scores import later_places, mamba2_scores, places, queries
+from .coefficients import coefficients, load_nodes, no_coefficients, node_terms
+from .fold_tile import TOKENS, fold_factors, fold_places, weighted
+from .scores import (
+    as_keys,
+    as_queries,
+    later_places,
+    load_keys,
+    load_queries,
+    mamba2_scores,
+    places,
+    scores_of,
+)
+from .verify_block import mamba2_verify_block_kernel
 from .window import Mamba2Window
 
 PART = 64  # state columns of a product: fewer registers, and shorter sums in the tensor cores' own rounding
+OWN_SCORES_HEADS, OWN_SCORES_NODES = 1024, 8  # up to so many a program may make its own scores
 KEPT_COLUMNS = 2 * 128  # of the pending tokens' B, in registers: two products' tokens at dstate 128
 
 
@@ -94,15 +106,11 @@ def _stream(
     node_i, position, _, is_waiting, is_node = tokens
     window_x_head, stride_wx_pos, y_head, stride_y = inputs
     PARTNER: tl.constexpr = C_parts[0].dtype
-    if BLOCKS == 1:
-        coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT)
-    else:
-        MORE: tl.constexpr = more[0].shape[0] if len(more) > 0 else 0
-        coefficient, after, state_decay = no_coefficients(position.shape[0], MORE, node_i.shape[0], PARTNER, COUNT)
+    MORE: tl.constexpr = more[0].shape[0] if len(more) > 0 else 0
+    coefficient, after, state_decay = no_coefficients(position.shape[0], MORE, node_i.shape[0], PARTNER, COUNT)
     for block in range(first_block, first_block + BLOCKS):
-        if BLOCKS > 1:  # noqa: SIM102 (a constant, then a number)
-            if block == first_block:  # when the first blocks of the state are on their way
-                coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT)
+        if block == first_block:  # when the first blocks of the state are on their way
+            coefficient, after, state_decay = coefficients(weighing, tokens, more, HAS_D, PARTNER, COUNT)
         dim = block * BLOCK_P + tl.arange(0, BLOCK_P)
         dim_inside = inside(dim, HEADDIM, HEADDIM % (BLOCK_P * BLOCKS) == 0)
         # [dims, tokens], as the product takes it: turned after the load, it would go through shared memory twice
@@ -144,7 +152,8 @@ def _stream(
                         B_fold = B_folds[step * PARTS + part]
                     else:
                         at_B = (positions[step], lives[step], part * PART)
-                        B_fold = load_in_product_order(window_B_group, stride_wB_pos, at_B, DSTATE, PART, CHUNK)
+                        B_fold = load_rows(window_B_group, stride_wB_pos, at_B, DSTATE, PART, CHUNK)
+                        B_fold = rows_as_left(B_fold, CHUNK, NATIVE)
                     added = multiply_add(factors[step], (B_fold,), added, NATIVE)
                 folded = tl.fma(state.to(tl.float32), kept, as_tile(added, CHUNK, WARPS))
                 # outputs start from what is written, as the next verify's will
@@ -176,15 +185,16 @@ def _stream_row(
     checkpoint_head, first_block, is_kv = place
     folding, order_row, window_B_group, stride_wB_pos, window_dt_head, stride_wdt_pos, decay_rate = waiting
     if folding > 0:
-        positions, lives, shares, kept = fold_factors(
-            folding, order_row, window_dt_head, stride_wdt_pos, decay_rate, FOLD_STEPS
-        )
+        positions, lives = fold_places(folding, order_row, FOLD_STEPS)
+        shares, kept = fold_factors(positions, lives, window_dt_head, stride_wdt_pos, decay_rate)
         B_folds = ()
         if KEEP_B:
+            loaded = ()
             for step in tl.static_range(FOLD_STEPS):
-                for part in tl.static_range(PARTS):
-                    at = (positions[step], lives[step], part * PART)
-                    B_folds = B_folds + (load_in_product_order(window_B_group, stride_wB_pos, at, DSTATE, PART, CHUNK),)  # noqa: RUF005
+                loaded = loaded + load_keys(
+                    window_B_group, stride_wB_pos, positions[step], lives[step], DSTATE, PARTS, PART, CHUNK
+                )
+            B_folds = as_keys(loaded, CHUNK, NATIVE)
         fold = (window_B_group, stride_wB_pos, positions, lives, shares, B_folds, kept)
         if EITHER and is_kv:
             _stream(
@@ -210,10 +220,10 @@ def _stream_row(
 
 @triton.jit
 def _mamba2_verify_kernel(
-    dt, C, A, D, dt_bias, y, scores, checkpoint, axis_order, plan, order, window_x, window_B, window_dt, ancestors,
-    schedule, stride_plan, stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
+    dt, C, A, D, dt_bias, y, checkpoint, axis_order, plan, order, window_x, window_B, window_dt, ancestors,
+    stride_plan, stride_dt, stride_dt_head, stride_C, stride_A, stride_D, stride_bias, stride_y,
     stride_checkpoint_slot, stride_checkpoint_head, stride_wx_row, stride_wx_pos, stride_wB_row, stride_wB_pos,
-    stride_wdt_row, stride_wdt_pos, stride_ancestors,
+    stride_wdt_row, stride_wdt_pos, stride_ancestors, scores, schedule,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, HAS_SCHEDULE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -228,7 +238,16 @@ def _mamba2_verify_kernel(
     first_block = tl.program_id(1) * BLOCKS
     group = head // HEADS_PER_GROUP
     root, slot, row, before, folding = planned(plan, b, stride_plan)
+    kept = before - folding
+    # what neither slot nor row say, asked for in one trip with these; tokens: from 0 on those that stay pending, and at
+    # the end the nodes
+    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE, STAY)
     node_i = tl.arange(0, BLOCK_I)
+    tokens = (node_i, position, node, is_waiting, is_node)
+    loaded = load_nodes(
+        dt + b * N * stride_dt + head * stride_dt_head, A, D, dt_bias, ancestors + b * stride_ancestors, head, node,
+        is_node, node_i, (stride_dt, stride_A, stride_D, stride_bias), N, HAS_D, HAS_BIAS,
+    )  # fmt: skip
     y_head = y + b * N * stride_y + head * HEADDIM
     if slot <= 0:
         if OVERLAP:  # who waits for this kernel must find the one before it ended
@@ -247,43 +266,35 @@ def _mamba2_verify_kernel(
     first_element = first_block * (BLOCK_P * DSTATE)
     lines = line_starts(checkpoint.dtype.element_ty, ASKED, HEADDIM * DSTATE - first_element)
     ask(checkpoint_head + first_element + lines, NATIVE)
-    kept = before - folding
     order_row = order + row * CAPACITY
-    decay_rate = tl.load(A + head * stride_A).to(tl.float32)
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
     window_dt_head = window_dt + row * stride_wdt_row + head
     is_kv = False
     if EITHER:
         is_kv = tl.load(axis_order + slot) == IS_KV
-    bias = 0.0
-    if HAS_BIAS:
-        bias = tl.load(dt_bias + head * stride_bias).to(tl.float32)
-
-    # tokens: from 0 on those that stay pending, and at the end the nodes
-    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE, STAY)
-    tokens = (node_i, position, node, is_waiting, is_node)
-    dt_row = dt + b * N * stride_dt + head * stride_dt_head
-    dt_node = step_sizes(dt_row, node, is_node, stride_dt, bias, SOFTPLUS)
+    decay_rate, skip, dt_node, g_i, path_i = node_terms(loaded, is_node, node_i, N, SOFTPLUS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
-    is_i = node_i < N
     rate = decay_rate.to(tl.float64)
-    skip = 0.0
-    if HAS_D:
-        skip = tl.load(D + head * stride_D).to(tl.float32)
-    weighing = (
-        tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64),
-        rate * step_sizes(dt_row, node_i, is_i, stride_dt, bias, SOFTPLUS).to(tl.float64),
-        paths(ancestors + b * stride_ancestors, node_i, is_i, N), skip,
-    )  # fmt: skip
+    terms = (tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64), g_i, path_i)
 
     COUNT: tl.constexpr = 3 if y.dtype.element_ty == tl.float32 else 2
-    C_parts = queries(C + group * DSTATE, stride_C, b * N, is_i, node_i, DSTATE, PARTS, PART, CHUNK)
-    if OVERLAP:
+    if OVERLAP and scores is None:
         tl.extra.cuda.gdc_wait()
-    scores_group = scores + (b * (HEADS // HEADS_PER_GROUP) + group) * ((BLOCK_T + MORE) * BLOCK_I)
-    scores_at = scores_group + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I + node_i[None, :]
-    weighing = weighing + (tl.load(scores_at),)  # noqa: RUF005 (jit: no unpacking)
+    C_loaded = load_queries(
+        C + b * N * stride_C + group * DSTATE, stride_C, node_i < N, node_i, DSTATE, PARTS, PART, CHUNK
+    )
+    if scores is None:
+        there = is_waiting | is_node
+        B_loaded = load_keys(window_B_group, stride_wB_pos, position, there, DSTATE, PARTS, PART, CHUNK)
+        C_parts = as_queries(C_loaded, CHUNK, NATIVE)
+        scores_t = scores_of(as_keys(B_loaded, CHUNK, NATIVE), C_parts, NATIVE)
+    else:
+        C_parts = as_queries(C_loaded, CHUNK, NATIVE)
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        scores += (b * (HEADS // HEADS_PER_GROUP) + group) * ((BLOCK_T + MORE) * BLOCK_I)
+        scores_t = tl.load(scores + tl.arange(0, BLOCK_T)[:, None] * BLOCK_I + node_i[None, :])
     if tl.program_id(1) == 0:
         tl.store(window_dt_head + position * stride_wdt_pos, dt_node, mask=is_node)
     inputs = (window_x_head, stride_wx_pos, y_head, stride_y)
@@ -292,15 +303,21 @@ def _mamba2_verify_kernel(
     if MORE and kept > BLOCK_T - N:
         at_later, is_later = later_places(tl.arange(0, MORE), root, kept, N, BLOCK_T)
         dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
-        later_at = scores_group + (BLOCK_T + tl.arange(0, MORE))[:, None] * BLOCK_I + node_i[None, :]
-        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64), tl.load(later_at))
+        if scores is None:
+            B_later = load_keys(window_B_group, stride_wB_pos, at_later, is_later, DSTATE, PARTS, PART, CHUNK)
+            scores_later = scores_of(as_keys(B_later, CHUNK, NATIVE), C_parts, NATIVE)
+        else:
+            scores_later = tl.load(scores + (BLOCK_T + tl.arange(0, MORE))[:, None] * BLOCK_I + node_i[None, :])
+        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
+        of_all = (terms, (skip, scores_t, scores_later))
         _stream_row(
-            place, C_parts, tokens, more, inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
+            place, C_parts, tokens, more, inputs, waiting, of_all, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
             NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
     else:
+        of_these = (terms, (skip, scores_t, ()))
         _stream_row(
-            place, C_parts, tokens, (), inputs, waiting, weighing, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
+            place, C_parts, tokens, (), inputs, waiting, of_these, N, HEADDIM, DSTATE, EITHER, FOLD_STEPS, COUNT,
             NATIVE, BLOCK_P, PARTS, PART, CHUNK, KEEP_B, BLOCKS, WARPS, HAS_D,
         )  # fmt: skip
 
@@ -330,10 +347,20 @@ def default_tiling(
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
     if batch * nheads < 512:
         return Tiling(16, 1, warps, 1)
+    blocks = triton.cdiv(headdim, 16)
     # 168 registers: three warps more on a multiprocessor, worth what spills for it up to so many nodes
-    slim = warps == 1 and nodes <= (8 if narrow else 4)
+    slim = blocks > 1 and warps == 1 and nodes <= (8 if narrow else 4)
     # of blocks of half the bytes one more has to be on its way
-    return Tiling(16, triton.cdiv(headdim, 16), warps, 3 if narrow and nodes <= 4 else 2, 168 if slim else 0)
+    return Tiling(16, blocks, warps, 3 if narrow and nodes <= 4 else 2, 168 if slim else 0)
+
+
+def makes_scores_once(tiling: Tiling, nodes: int, heads: int) -> bool:
+    """Whether a verify of so many heads, all rows together, has its scores made before it (scores.py).
+
+    Where programs are few, their wait for another kernel is longer than what that one saves them. But under a limit of
+    registers they have no room for it, and of many nodes scores are a tenth of their time.
+    """
+    return heads > OWN_SCORES_HEADS or nodes > OWN_SCORES_NODES or tiling.max_registers > 0
 
 
 def constants_for(
@@ -350,7 +377,7 @@ def constants_for(
     state: torch.dtype,
     either: bool,
 ) -> dict[str, int]:
-    """Compile-time sizes of the kernel. state: its dtype; either: slots may lie in either axis order."""
+    """Compile-time sizes that both kernels have. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
     block_t, more = token_tiles(fold_threshold, nodes, dstate)
     # states of 16 bits: a chunk, of which a lane has what it loads of a C of 16 bits at once
@@ -372,11 +399,18 @@ def constants_for(
         "PART": part,
         "CHUNK": chunk_of(state, block_s),
         "FOLD_STEPS": fold_at_once // TOKENS.value,
-        "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
-        "BLOCKS": tiling.blocks_per_program,
         "ASKED": tiling.block_p * block_s,
         "STAY": fold_threshold,
         "WARPS": min(tiling.num_warps, tiling.block_p // 16),
+    }
+
+
+def stream_constants(tiling: Tiling, *, dstate: int, fold_at_once: int) -> dict[str, int]:
+    """Those that a kernel has which streams blocks."""
+    block_s = triton.next_power_of_2(dstate)
+    return {
+        "BLOCKS": tiling.blocks_per_program,
+        "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
     }
 
 
@@ -437,6 +471,7 @@ def mamba2_verify(
     batch, nodes, nheads, headdim, ngroups, dstate = sizes.get_all("B N H P G D")
     check_sizes(nodes, nheads, ngroups, dstate)
     window.check_room(nodes)
+    window.check_reach()
     plan = rows.plan_for(nodes, window.fold_threshold)
     if batch == 0:
         return y
@@ -463,23 +498,36 @@ def mamba2_verify(
         either=states.axis_order is not None,
     )
     overlap = has_dependent_launch(C.device)
-    scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap, early=after_convolution)
-    grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
-    _mamba2_verify_kernel[grid](
-        dt, C, A, D, dt_bias, y, scores, states.data, states.axis_order, plan, window.order, window.x, window.B,
-        window.dt, rows.ancestors, rows.schedule, plan.stride(0), dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
+    arguments = (
+        dt, C, A, D, dt_bias, y, states.data, states.axis_order, plan, window.order, window.x, window.B, window.dt,
+        rows.ancestors, plan.stride(0), dt.stride(0), dt.stride(1), C.stride(0), A.stride(0),
         0 if D is None else D.stride(0), 0 if dt_bias is None else dt_bias.stride(0), y.stride(0),
         states.data.stride(0), states.data.stride(1), window.x.stride(0), window.x.stride(1), window.B.stride(0),
         window.B.stride(1), window.dt.stride(0), window.dt.stride(1), rows.ancestors.stride(0),
+    )  # fmt: skip
+    options = {
         **constants,
+        "HAS_D": D is not None,
+        "HAS_BIAS": dt_bias is not None,
+        "SOFTPLUS": dt_softplus,
+        "OVERLAP": overlap,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+    if tiling.max_registers:
+        options["maxnreg"] = tiling.max_registers
+    grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
+    early = overlap and after_convolution
+    if tiling.blocks_per_program == 1:
+        mamba2_verify_block_kernel[grid](*arguments, **options, launch_pdl=early)
+        return y
+    scores = None
+    if makes_scores_once(tiling, nodes, batch * nheads):
+        scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap, early=early)
+    _mamba2_verify_kernel[grid](
+        *arguments, scores, rows.schedule, **options,
         HAS_SCHEDULE=rows.schedule is not None,
-        HAS_D=D is not None,
-        HAS_BIAS=dt_bias is not None,
-        SOFTPLUS=dt_softplus,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
-        **({"maxnreg": tiling.max_registers} if tiling.max_registers else {}),
+        **stream_constants(tiling, dstate=dstate, fold_at_once=window.fold_at_once),
+        launch_pdl=early or (overlap and scores is not None),
     )  # fmt: skip
     return y

@@ -23,6 +23,15 @@ class Mamba2Window(Window):
     B: torch.Tensor
     dt: torch.Tensor
 
+    def check_reach(self) -> None:
+        """Raise ValueError unless offsets within a row fit into 32 bits, in which the kernels count them."""
+        for name in self.input_names():
+            tensor = getattr(self, name)
+            at_row = tensor.ndim - (3 if name == "dt" else 4)
+            reach = tensor.stride(at_row + 1) * tensor.shape[at_row + 1]
+            if reach > 2**31:
+                raise ValueError(f"window_{name}: {reach} elements from a row's first to its last, expected up to 2^31")
+
     def inputs_as(self, leading: str) -> dict[str, Arg]:
         return {
             "window_x": Arg(self.x, f"{leading} H P", FLOATS, contiguous=2),

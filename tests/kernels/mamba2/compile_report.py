@@ -75,6 +75,9 @@ def verify_arguments(
         state=DTYPES[state],
         either=either,
     )
+    constants |= mamba2_verify.stream_constants(tiling, dstate=dstate, fold_at_once=fold_at_once(nodes))
+    if not mamba2_verify.makes_scores_once(tiling, nodes, batch * heads):
+        constants["scores"] = None
     constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
     constants |= {"GROUPS": groups, "TOKENS": mamba2_scores.PROGRAM_TOKENS}
@@ -86,10 +89,17 @@ def verify_arguments(
     return pointers, constants, tiling
 
 
+def verify_kernel(tiling: mamba2_verify.Tiling) -> Any:
+    """Which kernel is launched so."""
+    if tiling.blocks_per_program == 1:
+        return mamba2_verify.mamba2_verify_block_kernel
+    return mamba2_verify._mamba2_verify_kernel
+
+
 def mamba2(*sizes: Any) -> dict[str, int]:
     """Of a verify; sizes: as `verify_arguments` takes them."""
     pointers, constants, tiling = verify_arguments(*sizes)
-    kernel = mamba2_verify._mamba2_verify_kernel
+    kernel = verify_kernel(tiling)
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
     if tiling.max_registers:
         limited = compiled_resources(

@@ -71,12 +71,14 @@ def test_rows_and_heads_lie_along_the_first_axis(kernel, rows, heads, headdim, m
     recorder = Recorder()
     module = {"verify_replay": verify_replay, "verify_slots": verify_slots, "fold": fold}[kernel]
     monkeypatch.setattr(module, KERNELS[kernel], recorder)
+    monkeypatch.setattr(verify_replay, "mamba2_verify_block_kernel", recorder)
     of_scores = Recorder()
     monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
     launch(kernel, rows, heads, headdim)
     (grid,) = recorder.grids
     assert math.prod(grid) >= rows * heads
-    assert len(of_scores.grids) == (kernel == "verify_replay")
+    streams = kernel == "verify_replay" and headdim > 16
+    assert len(of_scores.grids) == streams
     assert all(math.prod(grid) >= rows for grid in of_scores.grids)
     for each in (grid, *of_scores.grids):
         assert all(programs <= OTHER_AXES for programs in each[1:]), each
@@ -84,12 +86,49 @@ def test_rows_and_heads_lie_along_the_first_axis(kernel, rows, heads, headdim, m
 
 @pytest.mark.parametrize("after_convolution", [False, True])
 def test_only_after_a_convolution_are_tokens_looked_up_before_a_kernel_has_ended(after_convolution, monkeypatch):
-    """Behind the kernel that makes the plan there would be no plan yet."""
-    of_verify, of_scores = Recorder(), Recorder()
+    """Behind the kernel that makes the plan there would be no plan yet. With scores made before it, a verify waits for
+    their kernel, which waits for that one."""
+    of_block, of_stream, of_scores = Recorder(), Recorder(), Recorder()
     monkeypatch.setattr(verify_replay, "has_dependent_launch", lambda _: True)
-    monkeypatch.setattr(verify_replay, "_mamba2_verify_kernel", of_verify)
+    monkeypatch.setattr(verify_replay, "mamba2_verify_block_kernel", of_block)
+    monkeypatch.setattr(verify_replay, "_mamba2_verify_kernel", of_stream)
     monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
-    launch("verify_replay", 4, 8, 16, after_convolution=after_convolution)
-    (verify,), (made,) = of_verify.options, of_scores.options
-    assert made["launch_pdl"] == after_convolution
-    assert verify["launch_pdl"] and verify["OVERLAP"] and made["OVERLAP"]
+    launch("verify_replay", 4, 8, 32, after_convolution=after_convolution)
+    (block,) = of_block.options
+    assert block["OVERLAP"] and block["launch_pdl"] == after_convolution
+    assert not of_stream.options and not of_scores.options
+    launch("verify_replay", 64, 8, 32, after_convolution=after_convolution)
+    (stream,), (made,) = of_stream.options, of_scores.options
+    assert made["OVERLAP"] and made["launch_pdl"] == after_convolution
+    assert stream["OVERLAP"] and stream["launch_pdl"]
+
+
+@pytest.mark.parametrize("after_convolution", [False, True])
+def test_a_verify_that_makes_its_own_scores_starts_early_only_after_a_convolution(after_convolution, monkeypatch):
+    of_stream, of_scores = Recorder(), Recorder()
+    monkeypatch.setattr(verify_replay, "has_dependent_launch", lambda _: True)
+    monkeypatch.setattr(verify_replay, "makes_scores_once", lambda *_: False)
+    monkeypatch.setattr(verify_replay, "_mamba2_verify_kernel", of_stream)
+    monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
+    launch("verify_replay", 64, 8, 32, after_convolution=after_convolution)
+    (stream,) = of_stream.options
+    assert stream["OVERLAP"] and stream["launch_pdl"] == after_convolution
+    assert not of_scores.options
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heads", "narrow", "once"),
+    [
+        (4, 1024, False, True),
+        (5, 1024, False, False),
+        (8, 1024, False, False),
+        (8, 1152, False, True),
+        (8, 1024, True, True),
+        (9, 1024, False, True),
+    ],
+)
+def test_few_programs_with_registers_left_make_their_own_scores(nodes, heads, narrow, once):
+    tiling = verify_replay.default_tiling(
+        headdim=80, dstate=128, nodes=nodes, fold_threshold=16, batch=heads // 128, nheads=128, narrow=narrow
+    )
+    assert verify_replay.makes_scores_once(tiling, nodes, heads) == once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from mamba_mtp_kernels.mamba2 import ops_for
 from mamba_mtp_kernels.mamba2.fold import mamba2_fold
 from mamba_mtp_kernels.mamba2.reference import mamba2_fold_reference, mamba2_verify_reference
 from mamba_mtp_kernels.mamba2.verify_replay import Tiling, mamba2_verify
+from mamba_mtp_kernels.mamba2.window import Mamba2Window
 
 from ..helpers import ancestors_of, assert_close, assert_same_bits, path_to, planned, unfit_plans
 from .case import WINDOWS, Case, make_case
@@ -445,6 +447,22 @@ def test_errors_name_the_argument(device):
             for name in ("x", "dt", "B", "C"):
                 bad.tensors[name] = bad.tensors[name][:1].expand(3 * 65, *bad.tensors[name].shape[1:])
             bad.verify(op)
+
+
+@pytest.mark.parametrize("name", ["x", "B", "dt"])
+def test_offsets_within_a_row_fit_into_32_bits(name):
+    window = make_case().window()
+    inputs = {each: getattr(window, each) for each in window.input_names()}
+
+    def check_reach(stride: int) -> None:
+        """Of a window whose tokens of one input lie so far apart (without memory, of which that would take too much)."""
+        wide = torch.empty_strided(inputs[name].shape, (0, stride, *inputs[name].stride()[2:]), device="meta")
+        Mamba2Window.check_reach(SimpleNamespace(input_names=window.input_names, **{**inputs, name: wide}))
+
+    furthest = 2**31 // window.order.shape[1]
+    check_reach(furthest)
+    with pytest.raises(ValueError, match=rf"window_{name}: 21474836\d\d elements from a row's first to its last"):
+        check_reach(furthest + 1)
 
 
 def test_ops_for():
