@@ -8,8 +8,8 @@ states, whose 16 bytes are 8 elements: 8t + 4s + 2h + p is 16s + 8h + 2t + p). T
 alike (in_product_order), rows are dealt out to warps in the same spirit (tile_row), and nothing passes through shared
 memory on its way. All of it only names elements: on any device, in any layout, the numbers are the same.
 
-**Loads.** What is renamed passes through shared memory, and behind its barrier no later load is issued: what is needed
-together is loaded first, all of it (load_rows, load_columns), and then renamed.
+**Loads.** What is renamed may pass through shared memory, and behind its barrier no later load is issued: what is
+needed together is loaded first, all of it (load_rows, load_columns), and then renamed (rows_as_left, columns_as_right).
 
 **Products.** A 16-bit factor is exact on a tensor core. The float32 one beside it is cut into addends: two bf16 have 16
 bits and suffice for an output of 16 bits, three have 24, all of float32's. Beside a float16 factor they are tf32
@@ -135,8 +135,8 @@ def load_rows(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK
 
 @triton.jit
 def _after_all_loads(x, NATIVE: tl.constexpr):
-    """x, which the compiler no longer follows to its load: it renames what a load brings at once, and not until that is
-    done does the next load begin."""
+    """x, which the compiler no longer follows to its load: it would rename at once what a load brings, and only then
+    issue the next one."""
     if NATIVE:
         if x.dtype.primitive_bitwidth == 16:
             x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
@@ -180,11 +180,27 @@ def load_columns(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CH
 def columns_as_right(x, CHUNK: tl.constexpr, NATIVE: tl.constexpr):
     """What `load_columns` loaded as [PART, M], rows renamed. (Triton 3.8 passes what is turned after a load by the tile
     through shared memory.)"""
-    x = _after_all_loads(x, NATIVE)
+    return _columns_renamed(_after_all_loads(x, NATIVE), CHUNK)
+
+
+@triton.jit
+def _columns_renamed(x, CHUNK: tl.constexpr):
     if len(x.shape) == 3:
         return tl.trans(_rows_renamed(x, CHUNK))
     else:
         return _rows_in_product_order(x, CHUNK)
+
+
+@triton.jit
+def load_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """Of a single tile, which waits for nothing beside it: [M, PART] of these rows, columns renamed."""
+    return _rows_renamed(load_rows(rows_at, stride, at, SIZE, PART, CHUNK), CHUNK)
+
+
+@triton.jit
+def load_right_in_product_order(rows_at, stride, at, SIZE: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr):
+    """The same as [PART, M]."""
+    return _columns_renamed(load_columns(rows_at, stride, at, SIZE, PART, CHUNK), CHUNK)
 
 
 @triton.jit

@@ -80,7 +80,7 @@ def _fold_kernel(
         position, live = step_tokens(start, count, order)
         products = key_products(k_head, stride_wk, position, live, K, PARTS, PART, NATIVE)
         factors = step_factors(products, window_g + gate, window_beta + gate, stride_gate, position, live)
-        keys = step_keys(k_head, stride_wk, position, live, K, PARTS, PART, CHUNK, NATIVE)
+        keys = step_keys(k_head, stride_wk, position, live, K, PARTS, PART, CHUNK)
         values = tl.load(
             v_head + position[None, :] * stride_wv + dim[:, None],
             mask=live[None, :] & dim_inside[:, None],

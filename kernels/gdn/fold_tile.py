@@ -32,9 +32,8 @@ from ..common.fragments import (
     as_tile,
     in_product_order,
     inside,
-    load_rows,
+    load_in_product_order,
     multiply,
-    rows_as_left,
     state_addends,
 )
 from ..common.operands import FOLD_TOKENS
@@ -54,16 +53,13 @@ def step_tokens(start, count, order_row):
 @triton.jit
 def step_keys(
     k_head, stride, position, live,
-    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, NATIVE: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The tokens' keys, PARTS times [TOKENS, PART], columns renamed."""
-    loaded = ()
-    for part in tl.static_range(PARTS):
-        at = (position, live, part * PART)
-        loaded = loaded + (load_rows(k_head, stride, at, K, PART, CHUNK),)  # noqa: RUF005 (jit has no unpacking)
     keys = ()
     for part in tl.static_range(PARTS):
-        keys = keys + (rows_as_left(loaded[part], CHUNK, NATIVE),)  # noqa: RUF005
+        at = (position, live, part * PART)
+        keys = keys + (load_in_product_order(k_head, stride, at, K, PART, CHUNK),)  # noqa: RUF005 (jit has no unpacking)
     return keys
 
 

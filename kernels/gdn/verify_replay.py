@@ -30,9 +30,8 @@ from ..common.dependent import has_dependent_launch
 from ..common.fragments import (
     addends,
     as_left,
-    columns_as_right,
     inside,
-    load_columns,
+    load_right_in_product_order,
     multiply,
     per_column,
     per_row,
@@ -57,30 +56,25 @@ from .window import GdnWindow
 def _prepared(
     carried, weights, head, node_i, token, is_token,
     N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
-    SPLIT: tl.constexpr, NATIVE: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
+    SPLIT: tl.constexpr, PARTNER: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """What prepare.py has left for a head: x [PART, node] in addends, columns renamed, PARTS times; y [token, node] in
     addends for values of type PARTNER."""
     is_i = node_i < N
     x_head = carried + head.to(tl.int64) * (N * K)
-    loaded = ()
+    queries = ()
     for part in tl.static_range(PARTS):
         at = (node_i, is_i, part * PART)
-        x = load_columns(x_head, K, at, K, PART, CHUNK)
+        x = load_right_in_product_order(x_head, K, at, K, PART, CHUNK)
         if SPLIT:
             # carried holds the high halves of all rows, then the low ones
             low_head = x_head + tl.num_programs(0).to(tl.int64) * (N * K)
-            loaded = loaded + ((load_columns(low_head, K, at, K, PART, CHUNK), x),)  # noqa: RUF005 (jit: no unpacking)
+            low = load_right_in_product_order(low_head, K, at, K, PART, CHUNK)
+            queries = queries + ((low, x),)  # noqa: RUF005
         else:
-            loaded = loaded + ((x,),)  # noqa: RUF005
+            queries = queries + ((x,),)  # noqa: RUF005
     at = weights + head.to(tl.int64) * (BT * N) + token[:, None] * N + node_i[None, :]
     y = tl.load(at, mask=is_i[None, :] & is_token[:, None], other=0.0)
-    queries = ()
-    for part in tl.static_range(PARTS):
-        halves = ()
-        for half in tl.static_range(len(loaded[part])):
-            halves = halves + (columns_as_right(loaded[part][half], CHUNK, NATIVE),)  # noqa: RUF005
-        queries = queries + (halves,)  # noqa: RUF005
     return queries, addends(y, PARTNER, COUNT)
 
 
@@ -142,12 +136,12 @@ def _stream(
     COUNT: tl.constexpr = 2 if SPLIT else 3
     queries, weights = _prepared(
         carried, weights, head, node_i, token, is_token,
-        N, K, BT, PARTS, PART, CHUNK, SPLIT, NATIVE, window_v_head.dtype.element_ty, COUNT,
+        N, K, BT, PARTS, PART, CHUNK, SPLIT, window_v_head.dtype.element_ty, COUNT,
     )  # fmt: skip
     PARTNER: tl.constexpr = carried.dtype.element_ty
     if FOLDS and FOLD_STEPS == 1:
         at_step, live = step_tokens(0, folding, order)
-        keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK, NATIVE)
+        keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
         factors = load_factors(factors_head)
     for block in tl.range(first_block, first_block + BLOCKS, num_stages=FOLD_STAGES if FOLDS else STAGES):
         dim = block * BP + tl.arange(0, BP)
@@ -174,7 +168,7 @@ def _stream(
                 tiles = _in_float32(tiles)
                 for start in tl.range(0, folding, TOKENS, num_stages=1):
                     at_step, live = step_tokens(start, folding, order)
-                    keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK, NATIVE)
+                    keys = step_keys(k_head, stride_wk, at_step, live, K, PARTS, PART, CHUNK)
                     factors = load_factors(factors_head + start // TOKENS * STEP_FLOATS)
                     tiles = _fold_step(
                         tiles, at_step, live, keys, factors, window_v_head, stride_wv, dim, dim_inside,

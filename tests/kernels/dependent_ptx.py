@@ -57,9 +57,9 @@ def gdn(products: bool, kernel: int, nodes: int = NODES, keys: int = DIMS[0]) ->
     return compiled(chosen, pointers, constants | {"axis_order": None}, floats=("scale",), num_warps=warps)
 
 
-def mamba2(kernel: Any, batch: int) -> Any:
-    """The verify, or the kernel of its scores. batch: decides how many blocks of state a program has."""
-    pointers, constants, tiling = verify_arguments(4, 80, 32, 2, NODES, THRESHOLD, "fp32", "bf16", batch)
+def mamba2(kernel: Any, batch: int, nodes: int = NODES) -> Any:
+    """A verify, or the kernel of its scores. batch, nodes: decide who makes these."""
+    pointers, constants, tiling = verify_arguments(4, 80, 32, 2, nodes, THRESHOLD, "fp32", "bf16", batch)
     return compiled(kernel, pointers, constants, num_warps=tiling.num_warps)
 
 
@@ -145,7 +145,8 @@ def main() -> int:
         "prepare by products, in pieces": (gdn(True, 0, nodes=16, keys=64), looks_up | {"launch_dependents"}),
         "verify": (gdn(False, 1), looks_up),
         "mamba2 verify": (mamba2(mamba2_verify._mamba2_verify_kernel, 1024), looks_up),
-        "mamba2 verify, a block a program": (mamba2(mamba2_verify._mamba2_verify_kernel, 1), looks_up),
+        "mamba2 verify, own scores": (mamba2(mamba2_verify._mamba2_verify_kernel, 256, nodes=8), looks_up),
+        "mamba2 verify, a block a program": (mamba2(mamba2_verify.mamba2_verify_block_kernel, 1), looks_up),
         "mamba2 scores": (mamba2(mamba2_scores._mamba2_scores_kernel, 1024), looks_up),
         "convolution": (convolve(), set()),
         "draft trees": (once_a_step(tree._build_tree_kernel), set()),

@@ -455,7 +455,7 @@ def test_offsets_within_a_row_fit_into_32_bits(name):
     inputs = {each: getattr(window, each) for each in window.input_names()}
 
     def check_reach(stride: int) -> None:
-        """Of a window whose tokens of one input lie so far apart (without memory, of which that would take too much)."""
+        """Of a window whose tokens of one input lie so far apart (without memory: it would take too much)."""
         wide = torch.empty_strided(inputs[name].shape, (0, stride, *inputs[name].stride()[2:]), device="meta")
         Mamba2Window.check_reach(SimpleNamespace(input_names=window.input_names, **{**inputs, name: wide}))
 
