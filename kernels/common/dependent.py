@@ -10,7 +10,8 @@ two has ended; and verify, which waits for both, looks until then at nothing tha
 convolution's half of a commit, conv1d/fold.py, does all its work while the window's half runs, which comes right before
 it and lets it go by that rule: neither touches what the other does, and what is written belongs to the pool. Since
 whoever waits for the second must find the first ended too, one program of the second waits, the last. Mamba2's verify,
-let go by its scores' kernel by that rule, finds the convolution ended, and looks at what that wrote before it waits.)
+let go by its scores' kernel by that rule, finds the convolution ended, and looks at what that wrote before it
+waits; where it makes its scores itself it comes right behind the convolution, and does not.)
 """
 
 from __future__ import annotations

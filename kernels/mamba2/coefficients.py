@@ -2,7 +2,7 @@
 
 Tokens are BLOCK_T: from 0 on those that stay pending, and at the end the nodes; pending ones that find no place before
 the nodes are in a tile of their own, of MORE tokens, if the launch has one. With g = A dt, G the sum of g along a path
-and B . C as scores.py has made it for all heads of the group,
+and B . C the scores (scores.py),
 
     coefficient[t, i] = e^{G_i - G_t} dt_t (B_t . C_i)  + D where t is node i,      0 where t is not on the path of i
 

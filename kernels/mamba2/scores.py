@@ -8,7 +8,7 @@ time. A verify's programs find theirs as a tile of [token, node] and read no B b
 Tokens t are those of verify_replay.py: BLOCK_T of them, from 0 on those that stay pending, at the end the nodes, and
 behind them the MORE pending ones that find no place before the nodes; what is no token is zero, but where a row has
 none of the MORE, or is padding, nothing is written. A program makes those of one row and group for so many tokens as a
-tensor core takes at once.
+tensor core takes at once. (Where programs are few a verify's make their own, with what is here: `scores_of`.)
 
 After a convolution it starts while that ends, looks up where its tokens are, waits, and lets the verify start: what
 that reads of the convolution is there then, and for the scores it waits itself (common/dependent.py). After the kernel

@@ -1,13 +1,15 @@
 """Mamba2 target verify by replay where programs are few: one block of a head's state a program (jit only).
 
 The equation, the operands and what is written are verify_replay.py's, which launches this kernel where a stream of
-blocks would leave most of the GPU idle. Then a program's own chain of trips and arithmetic is what a step takes, and
-the convolution before it another chain of the kind, so all that the convolution does not touch is done while that
-runs: the state is loaded, folded and cut into addends, and how much each token decays on its way to each node is known.
-What is left for the time after it is one trip to memory (C, and B and x of the tokens) and three products: the tokens'
-scores, which a kernel of their own would bring later (scores.py), their sum, and the state's.
+blocks would leave most of the GPU idle. What a step takes then is a program's own chain of waits for memory and
+arithmetic in one warp, and the chain is cut where it can be:
 
-Nothing is written before the wait. There is no schedule: all programs start at once.
+- While the convolution runs, a program looks up where its row stands and asks for its state and its tokens' x and B
+  (but reads nothing that the convolution writes, and writes nothing: common/dependent.py).
+- Behind the wait all is loaded in one trip, before any of it is renamed (common/fragments.py), and the decays, which
+  need none of it, are made meanwhile.
+- It makes its tokens' scores itself: a kernel of their own would bring them later (scores.py).
+- There is no schedule to look at: all programs start at once.
 """
 
 from __future__ import annotations

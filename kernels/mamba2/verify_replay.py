@@ -19,11 +19,12 @@ Precision: 16-bit x, B, C are exact on tensor cores; their float32 partner (stat
 Layouts: y [T, H, P], C [T, G, D], token b*N+i is node i of batch row b; checkpoint [S, H, P, D], or [S, H, D, P] in
 slots that lie as KV (common/axis_order.py); windows keyed by row, position order[row, t] holding pending token t,
 order[row, p+i] node i, whose x and B the convolution has put there (conv1d/verify_replay.py). A program owns one head
-of one row (or some of its blocks of P) and keeps the tokens' coefficients in registers while it streams the state past
-them, from the registers it comes in to tensor cores. It makes them in the stream's first turn, while the first blocks
-are on their way, from scores that a kernel before it makes once a group (scores.py). That kernel lets this one start
-when the convolution has ended: until the scores are there, a program looks up where its row stands, its nodes' inputs
-and the tokens of its first tile, and asks for its first block.
+of one row and keeps the tokens' coefficients in registers while it streams the state past them, from the registers it
+comes in to tensor cores. It makes them in the stream's first turn, while the first blocks are on their way, from scores
+that a kernel before it makes once a group (scores.py), or that it makes itself (`makes_scores_once`). The scores'
+kernel lets this one start when the convolution has ended: until the scores are there, a program looks up where its row
+stands, its nodes' inputs and the tokens of its first tile, and asks for its first block. Where rows and heads are few,
+verify_block.py has a program for every block.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -442,8 +443,8 @@ def mamba2_verify(
                 order[row, pending .. pending + N), x and B too: after the convolution. Their dt is written there.
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
     after_convolution
-                the kernel launched before this one on the stream, conv1d_verify as a rule, has written nothing of the
-                plan: where tokens are is looked up while it runs.
+                the kernel launched before this one on the stream, conv1d_verify as a rule, writes nothing of the plan,
+                of dt, of the order and of pending tokens' dt: these are looked up while it runs.
     tiling      launch shape, None for the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
