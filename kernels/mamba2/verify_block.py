@@ -6,10 +6,10 @@ arithmetic in one warp, and the chain is cut where it can be:
 
 - While the convolution runs, a program looks up where its row stands and asks for its state and its tokens' x and B
   (but reads nothing that the convolution writes, and writes nothing: common/dependent.py).
-- Behind the wait all is loaded in one trip, before any of it is renamed (common/fragments.py), and the decays, which
-  need none of it, are made meanwhile.
+- Behind the wait C, B and x are loaded in one trip, before any of them is renamed (common/fragments.py), and then the
+  state, which is in the L2 cache by then.
 - It makes its tokens' scores itself: a kernel of their own would bring them later (scores.py).
-- There is no schedule to look at: all programs start at once.
+- It looks at no schedule, a trip more: with one row all programs start at once, with a few nearly so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import triton.language as tl
 
 from ..common.ask import ask, line_starts
 from ..common.fragments import (
-    addends,
     as_left,
     as_tile,
     inside,
@@ -35,7 +34,7 @@ from ..common.plan import planned
 from ..common.tile import IS_KV
 from .coefficients import load_nodes, node_terms, path_weights, weighted_scores
 from .fold_tile import fold_factors, fold_places, weighted
-from .scores import as_keys, as_queries, later_places, load_keys, load_queries, places, scores_of
+from .scores import as_keys, as_queries, load_keys, load_queries, places, scores_of
 
 
 @triton.jit
@@ -134,7 +133,7 @@ def mamba2_verify_block_kernel(
     stride_wdt_row, stride_wdt_pos, stride_ancestors,
     N: tl.constexpr, CAPACITY: tl.constexpr, HEADS: tl.constexpr, HEADS_PER_GROUP: tl.constexpr,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, EITHER: tl.constexpr, HAS_D: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr, MORE: tl.constexpr,
+    SOFTPLUS: tl.constexpr, NATIVE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_P: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, FOLD_STEPS: tl.constexpr,
     WARPS: tl.constexpr, ASKED: tl.constexpr, STAY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +144,7 @@ def mamba2_verify_block_kernel(
     kept = before - folding
     # what neither slot nor row say, asked for in one trip with these; tokens: from 0 on those that stay pending, and at
     # the end the nodes
-    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, MORE, STAY)
+    position, node, is_waiting, is_node = places(tl.arange(0, BLOCK_T), root, kept, N, BLOCK_T, 0, STAY)
     node_i = tl.arange(0, BLOCK_I)
     is_i = node_i < N
     tokens = (node_i, position, node, is_waiting, is_node)
@@ -171,6 +170,9 @@ def mamba2_verify_block_kernel(
     window_x_head = window_x + row * stride_wx_row + head * HEADDIM
     window_B_group = window_B + row * stride_wB_row + group * DSTATE
     window_dt_head = window_dt + row * stride_wdt_row + head
+    is_kv = False
+    if EITHER:
+        is_kv = tl.load(axis_order + slot) == IS_KV
     positions, lives = fold_places(folding, order + row * CAPACITY, FOLD_STEPS)
     dt_waiting = tl.load(window_dt_head + position * stride_wdt_pos, mask=is_waiting, other=0.0)
     COLUMNS: tl.constexpr = ASKED // BLOCK_P
@@ -194,9 +196,6 @@ def mamba2_verify_block_kernel(
         other=0.0,
     )
     tile_p = tl.program_id(1) * BLOCK_P + tile_row(BLOCK_P, WARPS)
-    is_kv = False
-    if EITHER:
-        is_kv = tl.load(axis_order + slot) == IS_KV
     if EITHER and is_kv:
         states = _load_block(head_state, tile_p, HEADDIM, DSTATE, True, BLOCK_P, PARTS, PART, CHUNK)
     else:
@@ -205,12 +204,7 @@ def mamba2_verify_block_kernel(
     scores = scores_of(as_keys(B_loaded, CHUNK, NATIVE), C_parts, NATIVE)
     rate = decay_rate.to(tl.float64)
     terms = (tl.where(is_node, dt_node, dt_waiting), rate * dt_waiting.to(tl.float64), g_i, path_i)
-    more = ()
-    if MORE:
-        at_later, is_later = later_places(tl.arange(0, MORE), root, kept, N, BLOCK_T)
-        dt_later = tl.load(window_dt_head + at_later * stride_wdt_pos, mask=is_later, other=0.0)
-        more = (at_later, is_later, dt_later, rate * dt_later.to(tl.float64))
-    weights, after, state_decay = path_weights(terms, tokens, more)
+    weights, _, state_decay = path_weights(terms, tokens, ())
     if folding > 0:
         states = _folded(
             states, positions, lives, window_x_head, stride_wx_pos, window_B_group, stride_wB_pos, window_dt_head,
@@ -232,16 +226,6 @@ def mamba2_verify_block_kernel(
             _store_block(head_state, tile_p, states, HEADDIM, DSTATE, False, BLOCK_P, PART, CHUNK)
     coefficient = weighted_scores(scores, weights, skip, HAS_D, PARTNER, COUNT)
     output = multiply((x,), coefficient, NATIVE)
-    if MORE:  # noqa: SIM102 (a constant, then a number)
-        if kept > BLOCK_T - N:
-            B_later = load_keys(window_B_group, stride_wB_pos, at_later, is_later, DSTATE, PARTS, PART, CHUNK)
-            x_later = tl.load(
-                window_x_head + at_later[None, :] * stride_wx_pos + dim[:, None],
-                mask=is_later[None, :] & dim_inside[:, None],
-                other=0.0,
-            )
-            of_later = addends(scores_of(as_keys(B_later, CHUNK, NATIVE), C_parts, NATIVE) * after[0], PARTNER, COUNT)
-            output = multiply_add((x_later,), of_later, output, NATIVE)
     from_state = tl.zeros((BLOCK_P, BLOCK_I), tl.float32)
     for part in tl.static_range(PARTS):
         # a plain sum would become the product's accumulator, which is cut short in every step

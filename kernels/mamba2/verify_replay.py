@@ -23,8 +23,8 @@ of one row and keeps the tokens' coefficients in registers while it streams the 
 comes in to tensor cores. It makes them in the stream's first turn, while the first blocks are on their way, from scores
 that a kernel before it makes once a group (scores.py), or that it makes itself (`makes_scores_once`). The scores'
 kernel lets this one start when the convolution has ended: until the scores are there, a program looks up where its row
-stands, its nodes' inputs and the tokens of its first tile, and asks for its first block. Where rows and heads are few,
-verify_block.py has a program for every block.
+stands, its nodes' inputs and the tokens of its first tile, and asks for its first block. Where rows and heads are few
+and a warp can hold what a block takes, verify_block.py is launched in its place.
 
 Source: the state-space duality of Mamba2 (arXiv 2405.21060), with a tree mask as in STree (arXiv 2505.14969).
 """
@@ -338,7 +338,8 @@ def token_tiles(fold_threshold: int, nodes: int, dstate: int) -> tuple[int, int]
 def default_tiling(
     *, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int, narrow: bool = False
 ) -> Tiling:
-    """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each.
+    """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each (as always
+    where a head has no more).
 
     Wider states and larger trees and windows take more warps, so that nothing spills. (More rows with them were no way
     out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
@@ -353,6 +354,15 @@ def default_tiling(
     slim = blocks > 1 and warps == 1 and nodes <= (8 if narrow else 4)
     # of blocks of half the bytes one more has to be on its way
     return Tiling(16, blocks, warps, 3 if narrow and nodes <= 4 else 2, 168 if slim else 0)
+
+
+def is_for_a_block(tiling: Tiling, nodes: int, later_tokens: int) -> bool:
+    """Whether verify_block.py is launched so: one block a program, in one warp, of few nodes and one tile of tokens.
+
+    Of more a warp cannot hold scores, state and decays together. later_tokens: a second tile's.
+    """
+    one_block = tiling.blocks_per_program == 1 and tiling.num_warps == 1
+    return one_block and nodes <= OWN_SCORES_NODES and later_tokens == 0
 
 
 def makes_scores_once(tiling: Tiling, nodes: int, heads: int) -> bool:
@@ -380,7 +390,7 @@ def constants_for(
 ) -> dict[str, int]:
     """Compile-time sizes that both kernels have. state: its dtype; either: slots may lie in either axis order."""
     block_s = triton.next_power_of_2(dstate)
-    block_t, more = token_tiles(fold_threshold, nodes, dstate)
+    block_t, _ = token_tiles(fold_threshold, nodes, dstate)
     # states of 16 bits: a chunk, of which a lane has what it loads of a C of 16 bits at once
     part = min(PART // 2 if state.itemsize == 2 else PART, block_s)
     return {
@@ -394,7 +404,6 @@ def constants_for(
         "NATIVE": not triton.knobs.runtime.interpret,  # the interpreter multiplies bfloat16 as integers
         "BLOCK_I": max(8, triton.next_power_of_2(nodes)),
         "BLOCK_T": block_t,
-        "MORE": more,
         "BLOCK_P": tiling.block_p,
         "PARTS": triton.cdiv(dstate, part),
         "PART": part,
@@ -406,10 +415,14 @@ def constants_for(
     }
 
 
-def stream_constants(tiling: Tiling, *, dstate: int, fold_at_once: int) -> dict[str, int]:
-    """Those that a kernel has which streams blocks."""
+def stream_constants(
+    tiling: Tiling, *, nodes: int, dstate: int, fold_threshold: int, fold_at_once: int
+) -> dict[str, int]:
+    """Those that only the kernel has which streams blocks, and the scores' before it."""
     block_s = triton.next_power_of_2(dstate)
+    _, later_tokens = token_tiles(fold_threshold, nodes, dstate)
     return {
+        "MORE": later_tokens,
         "BLOCKS": tiling.blocks_per_program,
         "KEEP_B": fold_at_once // TOKENS.value * block_s <= KEPT_COLUMNS,
     }
@@ -444,7 +457,8 @@ def mamba2_verify(
     out         [B*N, H, P] float, last two dimensions contiguous, any token stride.
     after_convolution
                 the kernel launched before this one on the stream, conv1d_verify as a rule, writes nothing of the plan,
-                of dt, of the order and of pending tokens' dt: these are looked up while it runs.
+                of dt, A, D and dt_bias, of ancestors, axis_order, the order and pending tokens' dt: these are looked up
+                while it runs.
     tiling      launch shape, None for the default.
 
     Raises ValueError or TypeError on a wrong shape, dtype, stride or device, and without a plan.
@@ -519,16 +533,19 @@ def mamba2_verify(
         options["maxnreg"] = tiling.max_registers
     grid = launch_grid(batch * nheads, triton.cdiv(headdim, tiling.block_p * tiling.blocks_per_program))
     early = overlap and after_convolution
-    if tiling.blocks_per_program == 1:
+    stream = stream_constants(
+        tiling, nodes=nodes, dstate=dstate, fold_threshold=window.fold_threshold, fold_at_once=window.fold_at_once
+    )
+    if is_for_a_block(tiling, nodes, stream["MORE"]):
         mamba2_verify_block_kernel[grid](*arguments, **options, launch_pdl=early)
         return y
     scores = None
     if makes_scores_once(tiling, nodes, batch * nheads):
-        scores = mamba2_scores(C, window.B, plan, constants=constants, overlap=overlap, early=early)
+        scores = mamba2_scores(C, window.B, plan, constants=constants | stream, overlap=overlap, early=early)
     _mamba2_verify_kernel[grid](
         *arguments, scores, rows.schedule, **options,
         HAS_SCHEDULE=rows.schedule is not None,
-        **stream_constants(tiling, dstate=dstate, fold_at_once=window.fold_at_once),
+        **stream,
         launch_pdl=early or (overlap and scores is not None),
     )  # fmt: skip
     return y

@@ -4,7 +4,7 @@ share are in tests/bench/compile_targets.py.
     python -m tests.kernels.mamba2.compile_report [WORD ...]     # only lines that contain every word
 
 Default launch shapes at real sizes. Exits with 1 if one of them spills more than a few registers: N = 32 at dstate 256
-does (64 to 144 bytes), and a 16-bit state at batch 1 (16 bytes). A verify that is launched under a register limit
+does (64 to 144 bytes). A verify that is launched under a register limit
 (verify_replay.default_tiling) is shown with and without; what it spills there is the limit's doing and no failure.
 """
 
@@ -75,7 +75,9 @@ def verify_arguments(
         state=DTYPES[state],
         either=either,
     )
-    constants |= mamba2_verify.stream_constants(tiling, dstate=dstate, fold_at_once=fold_at_once(nodes))
+    constants |= mamba2_verify.stream_constants(
+        tiling, nodes=nodes, dstate=dstate, fold_threshold=window, fold_at_once=fold_at_once(nodes)
+    )
     if not mamba2_verify.makes_scores_once(tiling, nodes, batch * heads):
         constants["scores"] = None
     constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
@@ -89,9 +91,9 @@ def verify_arguments(
     return pointers, constants, tiling
 
 
-def verify_kernel(tiling: mamba2_verify.Tiling) -> Any:
+def verify_kernel(tiling: mamba2_verify.Tiling, constants: dict[str, Any]) -> Any:
     """Which kernel is launched so."""
-    if tiling.blocks_per_program == 1:
+    if mamba2_verify.is_for_a_block(tiling, constants["N"], constants["MORE"]):
         return mamba2_verify.mamba2_verify_block_kernel
     return mamba2_verify._mamba2_verify_kernel
 
@@ -99,7 +101,7 @@ def verify_kernel(tiling: mamba2_verify.Tiling) -> Any:
 def mamba2(*sizes: Any) -> dict[str, int]:
     """Of a verify; sizes: as `verify_arguments` takes them."""
     pointers, constants, tiling = verify_arguments(*sizes)
-    kernel = verify_kernel(tiling)
+    kernel = verify_kernel(tiling, constants)
     used = compiled_resources(kernel, pointers, constants, tiling.num_warps, tiling.num_stages)
     if tiling.max_registers:
         limited = compiled_resources(

@@ -132,3 +132,23 @@ def test_few_programs_with_registers_left_make_their_own_scores(nodes, heads, na
         headdim=80, dstate=128, nodes=nodes, fold_threshold=16, batch=heads // 128, nheads=128, narrow=narrow
     )
     assert verify_replay.makes_scores_once(tiling, nodes, heads) == once
+
+
+@pytest.mark.parametrize(
+    ("nodes", "window", "dstate", "batch", "block"),
+    [
+        (4, 16, 128, 1, True),
+        (8, 16, 128, 3, True),
+        (8, 16, 128, 4, False),
+        (16, 16, 128, 1, False),  # too many nodes
+        (8, 32, 128, 1, False),  # two tiles of tokens
+        (4, 32, 128, 1, False),
+        (4, 16, 256, 1, False),  # two warps
+    ],
+)
+def test_a_kernel_of_its_own_for_what_one_warp_can_hold(nodes, window, dstate, batch, block):
+    tiling = verify_replay.default_tiling(
+        headdim=80, dstate=dstate, nodes=nodes, fold_threshold=window, batch=batch, nheads=128
+    )
+    _, later = verify_replay.token_tiles(window, nodes, dstate)
+    assert verify_replay.is_for_a_block(tiling, nodes, later) == block

@@ -1,5 +1,5 @@
-"""The kernel that streams blocks of state, which other tests' small batches do not launch: against the float64
-recurrence, and its states bit by bit against those of the kernel with a block a program."""
+"""The kernel that streams blocks of state, several a program as real batches have it: against the float64 recurrence,
+and its states bit by bit against those of a block a program."""
 
 from __future__ import annotations
 
