@@ -31,6 +31,11 @@ def compiling_for(capability: int) -> Iterator[None]:
         _CAPABILITY.reset(token)
 
 
+def has_dependent_launch() -> bool:
+    """Whether what is compiled for has it (mamba_mtp_kernels.common.dependent)."""
+    return _CAPABILITY.get() >= 90
+
+
 def compiled(
     kernel: Any,
     pointers: dict[str, str],

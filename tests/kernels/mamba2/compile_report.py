@@ -25,7 +25,7 @@ from mamba_mtp_kernels.mamba2 import verify_replay as mamba2_verify
 from mamba_mtp_kernels.mamba2 import verify_slots as mamba2_slots
 from mamba_mtp_kernels.mamba2.arguments import SlotsTiling, stock_tiling
 
-from ..hopper import compiled, resources
+from ..hopper import compiled, has_dependent_launch, resources
 
 TOLERATED_BYTES = 160
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,7 +80,8 @@ def verify_arguments(
     )
     if not mamba2_verify.makes_scores_once(tiling, nodes, batch * heads):
         constants["scores"] = None
-    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS", "OVERLAP"), True)
+    constants |= dict.fromkeys(("HAS_SCHEDULE", "HAS_D", "HAS_BIAS", "SOFTPLUS"), True)
+    constants["OVERLAP"] = has_dependent_launch()
     constants |= dict.fromkeys(("stride_A", "stride_D", "stride_bias", "stride_dt_head"), 1)
     constants |= {"GROUPS": groups, "TOKENS": mamba2_scores.PROGRAM_TOKENS}
     pointers = dict.fromkeys(("dt", "C", "y", "window_x", "window_B"), model)
