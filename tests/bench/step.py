@@ -153,7 +153,7 @@ class Mamba2Layer:
         return verify(**parts, dt=dt, **weights, dt_softplus=True, **extra)
 
     def output(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"out": x.new_zeros(x.shape[0], *self.parts["x"])}
+        return {"out": x.new_empty(x.shape[0], *self.parts["x"])}
 
     def fold(self, layers: int) -> Callable[..., None]:
         return partial(mamba2.ops_for(self.device).mamba2_fold, A=self.A.expand(layers, -1).contiguous())

@@ -27,6 +27,7 @@ import stock
 from cases import GdnShape, Mamba2Shape
 from mamba_mtp_kernels import common, conv1d, gdn, mamba2
 from peers import PEERS, Decode, floors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .gdn.stock import normalise_as, stock_module
 
@@ -137,6 +138,28 @@ def test_runs(family, tmp_path, capsys, toy):
     printed = capsys.readouterr().out
     assert "RED" not in printed and f"{family:6s} 4 tree   2" in printed
     assert {entry["tracked rows"] for entry in written["table"]} == {2 * 3 / 256}
+
+
+class Called(TorchDispatchMode):
+    """What PyTorch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [GdnShape(), Mamba2Shape()], ids=["gdn", "mamba2"])
+def test_what_a_verify_writes_is_not_filled_before(shape):
+    """No server's layer does so, and a kernel between convolution and verify keeps that one from starting early."""
+    layer = step.make_layer(shape, CPU)
+    x = torch.empty(4, shape.conv_dim)
+    with Called() as called:
+        layer.output(x)
+    assert set(called.names) <= {"aten.new_empty.default"}
 
 
 WRONG = {
