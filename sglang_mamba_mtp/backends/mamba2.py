@@ -115,6 +115,9 @@ class VerifyMamba2(TargetVerify, Mamba2Backend):
         tokens = batch.size * batch.nodes
         heads, groups = mixer.num_heads // mixer.tp_size, mixer.n_groups // mixer.tp_size
         state = (groups, mixer.ssm_state_size)
+        # before the convolution: a kernel between it and the verify would keep that one from starting early
+        scored = x_B_C.new_empty(x_B_C.shape[0], heads * mixer.head_dim)
+        scored[tokens:].zero_()  # the nodes' rows are all written by the kernel
         convolved = self.store.convolve(
             index,
             x_B_C[:tokens],
@@ -124,8 +127,6 @@ class VerifyMamba2(TargetVerify, Mamba2Backend):
             bias=mixer.conv1d.bias,
             activation=mixer.activation,
         )
-        scored = x_B_C.new_empty(x_B_C.shape[0], heads * mixer.head_dim)
-        scored[tokens:].zero_()  # the nodes' rows are all written by the kernel
         self.store.score(
             index,
             batch,
