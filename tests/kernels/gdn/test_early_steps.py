@@ -26,7 +26,7 @@ EARLY = (plan, window, fold, verify_replay, gdn)
 class Stack:
     """Some layers over one bookkeeping, and everything that a step launches."""
 
-    def __init__(self, batch: int, nodes: int, tree: bool, device: str, **shape: int) -> None:
+    def __init__(self, batch: int, nodes: int, tree: bool, device: torch.device, **shape: int) -> None:
         generator = torch.Generator(device=device).manual_seed(batch)
         pending = [(12 + 5 * row) % (17 + nodes) for row in range(batch)]
         case = make_case(
@@ -100,20 +100,22 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-def steps_have_the_bits_of_kernels_that_wait(batch: int, nodes: int, tree: bool, device: str, **shape: int) -> None:
+def steps_have_the_bits_of_kernels_that_wait(
+    batch: int, nodes: int, tree: bool, device: torch.device, **shape: int
+) -> None:
     early, late = (Stack(batch, nodes, tree, device, **shape) for _ in range(2))
     with one_at_a_time():
         expected = late.run()
     saved = {name: tensor.clone() for name, tensor in early.kept().items()}
     early.run()  # compiles, or is all there is
-    if device == "cuda":
+    if device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = early.run()
-    for _ in range(5 if device == "cuda" else 1):
+    for _ in range(5 if device.type == "cuda" else 1):
         for name, tensor in early.kept().items():
             tensor.copy_(saved[name])
-        if device == "cuda":
+        if device.type == "cuda":
             graph.replay()
         else:
             outputs = early.run()
@@ -123,9 +125,9 @@ def steps_have_the_bits_of_kernels_that_wait(batch: int, nodes: int, tree: bool,
             assert_same_bits(name, tensor, late.kept()[name])
 
 
-def test_the_steps_of_this_test_commit_and_fold():
+def test_the_steps_of_this_test_commit_and_fold(device: torch.device) -> None:
     """(Where no kernel can start early the bits are the same for nothing.)"""
-    stack = Stack(3, 4, True, "cpu", H=1, HV=2, K=16, V=16)
+    stack = Stack(3, 4, True, device, H=1, HV=2, K=16, V=16)
     before = {name: tensor.clone() for name, tensor in stack.kept().items()}
     stack.run()
     after = stack.kept().items()
@@ -138,5 +140,7 @@ def test_the_steps_of_this_test_commit_and_fold():
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("nodes", [4, 8])
 @pytest.mark.parametrize("batch", [1, 40])
-def test_steps_in_a_graph_have_the_bits_of_kernels_that_wait(batch: int, nodes: int, tree: bool) -> None:
-    steps_have_the_bits_of_kernels_that_wait(batch, nodes, tree, "cuda", **QWEN3_NEXT)
+def test_steps_in_a_graph_have_the_bits_of_kernels_that_wait(
+    batch: int, nodes: int, tree: bool, device: torch.device
+) -> None:
+    steps_have_the_bits_of_kernels_that_wait(batch, nodes, tree, device, **QWEN3_NEXT)
