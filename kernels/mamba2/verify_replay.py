@@ -76,7 +76,8 @@ from .verify_block import mamba2_verify_block_kernel
 from .window import Mamba2Window
 
 PART = 64  # state columns of a product: fewer registers, and shorter sums in the tensor cores' own rounding
-OWN_SCORES_HEADS, OWN_SCORES_NODES = 1024, 8  # up to so many a program may make its own scores
+OWN_SCORES_HEADS, OWN_SCORES_NODES = 4096, 8  # up to so many a program may make its own scores
+FEW_HEADS, FEW_HEADS_OF_SMALL_TREES = 512, 1024  # below so many, all rows together, a program has one block
 KEPT_COLUMNS = 2 * 128  # of the pending tokens' B, in registers: two products' tokens at dstate 128
 
 
@@ -339,16 +340,18 @@ def default_tiling(
     *, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int, narrow: bool = False
 ) -> Tiling:
     """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each (as always
-    where a head has no more).
+    where a head has no more), of trees of 4 nodes longer than of larger ones.
 
     Wider states and larger trees and windows take more warps, so that nothing spills. (More rows with them were no way
     out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
     of 16 bits.
     """
-    tokens, _ = token_tiles(fold_threshold, nodes, dstate)
+    tokens, later_tokens = token_tiles(fold_threshold, nodes, dstate)
     warps = 8 if tokens > 64 else 4 if nodes > 16 or tokens > 32 else 2 if dstate > 128 else 1
-    if batch * nheads < 512:
-        return Tiling(16, 1, warps, 1)
+    one_block = Tiling(16, 1, warps, 1)
+    is_small = nodes <= 4 and is_for_a_block(one_block, nodes, later_tokens)
+    if batch * nheads < (FEW_HEADS_OF_SMALL_TREES if is_small else FEW_HEADS):
+        return one_block
     blocks = triton.cdiv(headdim, 16)
     # 168 registers: three warps more on a multiprocessor, worth what spills for it up to so many nodes
     slim = blocks > 1 and warps == 1 and nodes <= (8 if narrow else 4)

@@ -97,7 +97,7 @@ def test_only_after_a_convolution_are_tokens_looked_up_before_a_kernel_has_ended
     (block,) = of_block.options
     assert block["OVERLAP"] and block["launch_pdl"] == after_convolution
     assert not of_stream.options and not of_scores.options
-    launch("verify_replay", 64, 8, 32, after_convolution=after_convolution)
+    launch("verify_replay", 1024, 8, 32, after_convolution=after_convolution)
     (stream,), (made,) = of_stream.options, of_scores.options
     assert made["OVERLAP"] and made["launch_pdl"] == after_convolution
     assert stream["OVERLAP"] and stream["launch_pdl"]
@@ -110,7 +110,7 @@ def test_a_verify_that_makes_its_own_scores_starts_early_only_after_a_convolutio
     monkeypatch.setattr(verify_replay, "makes_scores_once", lambda *_: False)
     monkeypatch.setattr(verify_replay, "_mamba2_verify_kernel", of_stream)
     monkeypatch.setattr(scores, "_mamba2_scores_kernel", of_scores)
-    launch("verify_replay", 64, 8, 32, after_convolution=after_convolution)
+    launch("verify_replay", 1024, 8, 32, after_convolution=after_convolution)
     (stream,) = of_stream.options
     assert stream["OVERLAP"] and stream["launch_pdl"] == after_convolution
     assert not of_scores.options
@@ -122,7 +122,8 @@ def test_a_verify_that_makes_its_own_scores_starts_early_only_after_a_convolutio
         (4, 1024, False, True),
         (5, 1024, False, False),
         (8, 1024, False, False),
-        (8, 1152, False, True),
+        (8, 4096, False, False),
+        (8, 4224, False, True),
         (8, 1024, True, True),
         (9, 1024, False, True),
     ],
@@ -140,6 +141,8 @@ def test_few_programs_with_registers_left_make_their_own_scores(nodes, heads, na
         (4, 16, 128, 1, True),
         (8, 16, 128, 3, True),
         (8, 16, 128, 4, False),
+        (4, 16, 128, 7, True),
+        (4, 16, 128, 8, False),
         (16, 16, 128, 1, False),  # too many nodes
         (8, 32, 128, 1, False),  # two tiles of tokens
         (4, 32, 128, 1, False),
