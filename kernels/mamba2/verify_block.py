@@ -1,7 +1,7 @@
 """Mamba2 target verify by replay where programs are few: one block of a head's state a program (jit only).
 
-The equation, the operands and what is written are verify_replay.py's, which launches this kernel where a stream of
-blocks would leave most of the GPU idle. What a step takes then is a program's own chain of waits for memory and
+The equation, the operands and what is written are verify_replay.py's, which launches this kernel where streams of
+blocks would leave much of the GPU idle. What a step takes then is a program's own chain of waits for memory and
 arithmetic in one warp, and the chain is cut where it can be:
 
 - While the convolution runs, a program looks up where its row stands and asks for its state and its tokens' x and B
@@ -9,7 +9,8 @@ arithmetic in one warp, and the chain is cut where it can be:
 - Behind the wait C, B and x are loaded in one trip, before any of them is renamed (common/fragments.py), and then the
   state, which is in the L2 cache by then.
 - It makes its tokens' scores itself: a kernel of their own would bring them later (scores.py).
-- It looks at no schedule, a trip more: with one row all programs start at once, with a few nearly so.
+- It looks at no schedule, a trip more. (Of one row all programs run at once; of seven with 128 heads in some four
+  turns, in which rows that fold are not put first.)
 """
 
 from __future__ import annotations

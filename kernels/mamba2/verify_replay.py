@@ -76,7 +76,8 @@ from .verify_block import mamba2_verify_block_kernel
 from .window import Mamba2Window
 
 PART = 64  # state columns of a product: fewer registers, and shorter sums in the tensor cores' own rounding
-OWN_SCORES_HEADS, OWN_SCORES_NODES = 4096, 8  # up to so many a program may make its own scores
+OWN_SCORES_HEADS, OWN_SCORES_NODES = 4096, 8  # up to so many a program of one warp may make its own scores,
+OWN_SCORES_HEADS_OF_MORE_WARPS = 1024  # and one of more
 FEW_HEADS, FEW_HEADS_OF_SMALL_TREES = 512, 1024  # below so many, all rows together, a program has one block
 KEPT_COLUMNS = 2 * 128  # of the pending tokens' B, in registers: two products' tokens at dstate 128
 
@@ -340,7 +341,7 @@ def default_tiling(
     *, headdim: int, dstate: int, nodes: int, fold_threshold: int, batch: int, nheads: int, narrow: bool = False
 ) -> Tiling:
     """A warp a program streams a head in blocks of 16 rows, one block ahead; few programs: one block each (as always
-    where a head has no more), of trees of 4 nodes longer than of larger ones.
+    where a head has no more), longer of up to 4 nodes that verify_block.py takes.
 
     Wider states and larger trees and windows take more warps, so that nothing spills. (More rows with them were no way
     out: products' other factors, not the state, fill the registers, and each warp would hold them all.) narrow: states
@@ -374,7 +375,8 @@ def makes_scores_once(tiling: Tiling, nodes: int, heads: int) -> bool:
     Where programs are few, their wait for another kernel is longer than what that one saves them. But under a limit of
     registers they have no room for it, and of many nodes scores are a tenth of their time.
     """
-    return heads > OWN_SCORES_HEADS or nodes > OWN_SCORES_NODES or tiling.max_registers > 0
+    most_heads = OWN_SCORES_HEADS if tiling.num_warps == 1 else OWN_SCORES_HEADS_OF_MORE_WARPS
+    return heads > most_heads or nodes > OWN_SCORES_NODES or tiling.max_registers > 0
 
 
 def constants_for(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 NODES = 4
 
@@ -80,6 +81,43 @@ def test_rows_of_chains_share_one_tree(backend, size, nodes):
     assert rows.parents.stride(0) == rows.ancestors.stride(0) == 0
     assert rows.parents.tolist() == [list(range(-1, nodes - 1))] * size
     assert rows.ancestors.tolist() == [[2**node - 1 for node in range(nodes)]] * size
+
+
+class Fills(TorchDispatchMode):
+    """What is filled, in the order of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "zero_" in str(function) or "fill_" in str(function):
+            self.calls.append("fill")
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_is_filled_between_a_convolution_and_its_verify(sglang):
+    """A kernel there would keep the verify from starting while the convolution runs. Padding comes out as zeros."""
+    from sglang_mamba_mtp.backends.mamba2 import VerifyMamba2
+
+    nodes, padding, heads, dim = 4, 3, 2, 8
+    mixer = SimpleNamespace(
+        num_heads=heads, tp_size=1, n_groups=1, head_dim=dim, ssm_state_size=4, activation="silu",
+        conv1d=SimpleNamespace(weight=torch.empty(24, 1, 4), bias=None), A=None, D=None, dt_bias=None,
+    )  # fmt: skip
+
+    def score(*_, out: torch.Tensor, **__) -> None:
+        fills.calls.append("verify")
+        assert out.shape == (nodes, heads, dim)
+
+    backend = object.__new__(VerifyMamba2)
+    backend.forward_metadata = SimpleNamespace(num_decodes=1)
+    backend._batch = lambda size: SimpleNamespace(size=size, nodes=nodes)
+    backend.store = SimpleNamespace(convolve=lambda *_, **__: fills.calls.append("convolution") or {}, score=score)
+    with Fills() as fills:
+        scored = backend._score(mixer, 0, torch.full((nodes + padding, 24), torch.nan), torch.empty(nodes + padding, 2))
+    assert fills.calls[-2:] == ["convolution", "verify"]
+    assert scored[nodes:].eq(0).all()
 
 
 @pytest.mark.parametrize("links", [True, False])

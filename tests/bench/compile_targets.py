@@ -5,8 +5,8 @@
 
 A line a kernel, a column a compute capability: registers a thread, bytes spilled (stores and loads), bytes of shared
 memory a block. Shapes are those of Qwen3-Next-80B and Nemotron-Nano-9B, batch 64 (of Mamba2's verify, which has a
-kernel of its own for few rows, one row too), bf16 activations, default windows that rewind to every token; "page 64":
-to multiples of 64, as with SGLang's defaults on a B200.
+kernel of its own for few rows and makes its own scores for some, one row and sixteen too), bf16 activations, default
+windows that rewind to every token; "page 64": to multiples of 64, as with SGLang's defaults on a B200.
 Exits with 1 if a block asks for more shared memory than such a GPU gives it.
 """
 
@@ -122,8 +122,9 @@ def recurrences() -> Iterator[tuple[str, Report]]:
         shape = (*NEMOTRON, nodes, threshold(nodes, page), state, "bf16", BATCH)
         yield f"mamba2 verify {name}", lambda _, shape=shape: mamba2.mamba2(*shape)
         yield f"mamba2 scores {name}", lambda _, shape=shape: mamba2.scores(*shape)
-        one_row = (*shape[:-1], 1)
-        yield f"mamba2 verify of one row {name}", lambda _, shape=one_row: mamba2.mamba2(*shape)
+        for rows, of_rows in ((1, "one row"), (16, "sixteen rows")):
+            fewer = (*shape[:-1], rows)
+            yield f"mamba2 verify of {of_rows} {name}", lambda _, shape=fewer: mamba2.mamba2(*shape)
     for state in STATES:
         yield f"gdn fold {state} state", lambda _, s=state: gdn.fold_report(s, False)
         yield f"mamba2 fold {state} state", lambda _, s=state: mamba2.fold(*NEMOTRON, s)

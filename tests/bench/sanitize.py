@@ -60,7 +60,7 @@ QUICK = (
     r"gdn/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads",
     r"gdn/test_gpu.py::test_slots_real_sizes\[(chain-torch.float32|tree-torch.bfloat16)\]",
     r"gdn/test_gpu.py::test_graph_replay_equals_eager",
-    r"mamba2/test_verify_replay.py::test_model_shapes\[(state_dtype0-128-80-8-128-4|state_dtype1-128-80-8-128-16)\]",
+    r"mamba2/test_verify_replay.py::test_model_shapes\[(state_dtype0-128-80-8-128-4-(6|24)|state_dtype1-128-80-8-128-16-6)\]",
     r"mamba2/test_verify_replay.py::test_more_than_a_tile_of_tokens_at_model_heads\[state_dtype0-128",
     r"mamba2/test_fold_product.py::test_settle_has_a_verifys_bits_at_model_heads\[state_dtype[01]-\(128",
     r"mamba2/test_verify_slots.py::test_axis_orders_change_nothing\[64-16-state_dtype[01]-tree-own slot-kernel\]",

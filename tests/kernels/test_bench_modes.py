@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,11 +156,15 @@ class Called(TorchDispatchMode):
 @pytest.mark.parametrize("shape", [GdnShape(), Mamba2Shape()], ids=["gdn", "mamba2"])
 def test_what_a_verify_writes_is_not_filled_before(shape):
     """No server's layer does so, and a kernel between convolution and verify keeps that one from starting early."""
-    layer = step.make_layer(shape, CPU)
-    x = torch.empty(4, shape.conv_dim)
+    ours = object.__new__(step.Ours)
+    ours.layer = step.make_layer(shape, CPU)
+    inputs = ours.layer.inputs(4, torch.Generator().manual_seed(0))
+    ours.drafts = SimpleNamespace(inputs=[inputs])
+    ours.store = SimpleNamespace(score=lambda *_, **__: called.names.append("verify"))
+    ours._batch = lambda _: None
     with Called() as called:
-        layer.output(x)
-    assert set(called.names) <= {"aten.new_empty.default"}
+        ours.score(0, 0, {})
+    assert set(called.names[:-1]) <= {"aten.new_empty.default"} and called.names[-1] == "verify"
 
 
 WRONG = {

@@ -115,6 +115,7 @@ def mamba2(*sizes: Any) -> dict[str, int]:
 def scores(*sizes: Any) -> dict[str, int]:
     """Of the kernel of a verify's scores."""
     pointers, constants, _ = verify_arguments(*sizes)
+    constants.pop("scores", None)  # a verify of so many heads may make its own
     return compiled_resources(mamba2_scores._mamba2_scores_kernel, pointers, constants, 1, 3)
 
 

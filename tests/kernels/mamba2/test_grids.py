@@ -133,6 +133,7 @@ def test_few_programs_with_registers_left_make_their_own_scores(nodes, heads, na
         headdim=80, dstate=128, nodes=nodes, fold_threshold=16, batch=heads // 128, nheads=128, narrow=narrow
     )
     assert verify_replay.makes_scores_once(tiling, nodes, heads) == once
+    assert verify_replay.makes_scores_once(tiling._replace(num_warps=2), nodes, 1152)
 
 
 @pytest.mark.parametrize(

@@ -476,14 +476,15 @@ def test_ops_for():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("batch", [6, 24])
 @pytest.mark.parametrize("nodes", [4, 8, 16])
 @pytest.mark.parametrize(
     ("nheads", "headdim", "ngroups", "dstate"), [(128, 80, 8, 128), (64, 64, 8, 128), (48, 64, 1, 256)]
 )
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_model_shapes(nodes, nheads, headdim, ngroups, dstate, state_dtype, device):
+def test_model_shapes(nodes, nheads, headdim, ngroups, dstate, state_dtype, batch, device):
     case = make_case(
-        batch=6,
+        batch=batch,
         nodes=nodes,
         tree=True,
         nheads=nheads,
@@ -491,7 +492,7 @@ def test_model_shapes(nodes, nheads, headdim, ngroups, dstate, state_dtype, devi
         ngroups=ngroups,
         dstate=dstate,
         fold_threshold=16,
-        pending=[0, 3, 16, 17, 16 + nodes, 9],
+        pending=[0, 3, 16, 17, 16 + nodes, 9] * (batch // 6),
         padding=(5,),
         dtype=torch.bfloat16,
         state_dtype=state_dtype,
