@@ -57,12 +57,13 @@ def _is_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _load(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """A copy of the states at slots [B, HV, V, K], each read as it lies; slots int64 in range."""
+    """A copy of the states at slots [B, HV, V, K], each read as it lies; slots int64 in range. The copy is contiguous: a
+    product of matrices that lie otherwise has other bits on some CPUs."""
     stored = states.data[slots]
     if states.axis_order is None:
         return stored
     turned = stored.flatten(2).unflatten(2, (stored.shape[3], stored.shape[2])).transpose(2, 3)
-    return torch.where(_is_kv(states, slots)[:, None, None, None], turned, stored)
+    return torch.where(_is_kv(states, slots)[:, None, None, None], turned, stored).contiguous()
 
 
 def _store(pool: torch.Tensor, slots: torch.Tensor, state: torch.Tensor, is_kv: torch.Tensor) -> None:
