@@ -28,8 +28,8 @@ import stock
 from cases import GdnShape, Mamba2Shape
 from mamba_mtp_kernels import common, conv1d, gdn, mamba2
 from peers import PEERS, Decode, floors
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..operations import Operations
 from .gdn.stock import normalise_as, stock_module
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run the benchmark itself on")
@@ -141,18 +141,6 @@ def test_runs(family, tmp_path, capsys, toy):
     assert {entry["tracked rows"] for entry in written["table"]} == {2 * 3 / 256}
 
 
-class Called(TorchDispatchMode):
-    """What PyTorch is asked to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("shape", [GdnShape(), Mamba2Shape()], ids=["gdn", "mamba2"])
 def test_what_a_verify_writes_is_not_filled_before(shape):
     """No server's layer does so, and a kernel between convolution and verify keeps that one from starting early."""
@@ -162,7 +150,7 @@ def test_what_a_verify_writes_is_not_filled_before(shape):
     ours.drafts = SimpleNamespace(inputs=[inputs])
     ours.store = SimpleNamespace(score=lambda *_, **__: called.names.append("verify"))
     ours._batch = lambda _: None
-    with Called() as called:
+    with Operations() as called:
         ours.score(0, 0, {})
     assert set(called.names[:-1]) <= {"aten.new_empty.default"} and called.names[-1] == "verify"
 

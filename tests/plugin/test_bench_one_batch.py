@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.operations import Operations
 
 MODELS = Path(__file__).parents[2] / "launch" / "models"
 
@@ -23,18 +24,6 @@ def _benchmark(model: str, *arguments: str) -> None:
 def test_flags_are_the_plugins_too(forked):
     found = forked(lambda: _benchmark("tiny-gdn", "--mamba-mtp-mode", "fast"))
     assert found.code == 1 and "--mamba-mtp-mode fast: expected one of replay" in found.output
-
-
-class Operations(TorchDispatchMode):
-    """Names of the operations that PyTorch is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
 
 
 def _count(model: str, mode: str) -> None:
