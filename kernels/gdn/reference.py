@@ -57,8 +57,10 @@ def _is_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _load(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """A copy of the states at slots [B, HV, V, K], each read as it lies; slots int64 in range. The copy is contiguous: a
-    product of matrices that lie otherwise has other bits on some CPUs."""
+    """A copy of the states at slots [B, HV, V, K], each read as it lies; slots int64 in range.
+
+    Contiguous: a product of matrices that lie otherwise has other bits on some CPUs.
+    """
     stored = states.data[slots]
     if states.axis_order is None:
         return stored
