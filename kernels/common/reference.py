@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .axis_order import KV
-from .operands import PLAN_NEWEST, Rows, SlotBooks, Window, check_lengths, check_nodes
+from .operands import PLAN_NEWEST, Rows, SlotBooks, States, Window, check_lengths, check_nodes
 
 
 def build_tree_reference(
@@ -75,6 +75,31 @@ def first_entries(
     most = int(counts.max()) if counts.numel() else 0
     live = torch.arange(most, device=counts.device)[:, None] < counts
     return torch.where(live.view(*live.shape, *(1,) * (held.dim() - 2)), held[rows, positions[:, :most].T], 0)
+
+
+def lie_as_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
+    """bool [B]: which of slots [B], int64 in range, lie as KV (axis_order.py)."""
+    if states.axis_order is None:
+        return torch.zeros_like(slots, dtype=torch.bool)
+    return states.axis_order[slots] == KV
+
+
+def load_states(states: States, slots: torch.Tensor) -> torch.Tensor:
+    """A copy of one layer's states of slots [B], int64 in range: [B, H, V, K], each read as it lies.
+
+    Contiguous: a product of matrices that lie otherwise has other bits on some CPUs.
+    """
+    found = states.data[slots]
+    if states.axis_order is None:
+        return found
+    turned = found.reshape(*found.shape[:2], found.shape[3], found.shape[2]).transpose(2, 3).contiguous()
+    return torch.where(lie_as_kv(states, slots)[:, None, None, None], turned, found)
+
+
+def store_states(states: States, slots: torch.Tensor, values: torch.Tensor, is_kv: torch.Tensor) -> None:
+    """Write values [B, H, V, K] to slots [B] of one layer, laid out as is_kv [B] bool says."""
+    turned = values.transpose(2, 3).reshape(values.shape)
+    states.data[slots] = torch.where(is_kv[:, None, None, None], turned, values).to(states.data.dtype)
 
 
 def commit_window_reference(

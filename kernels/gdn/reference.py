@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import Folds, NodeSlots, Rows, States, check_nodes
-from ..common.reference import entries_from, first_entries
+from ..common.reference import entries_from, first_entries, lie_as_kv, load_states, store_states
 from .window import GdnWindow
 
 L2NORM_EPS = 1e-6
@@ -47,32 +47,6 @@ def _tokens(
     """What `_step` takes of tokens: k [..., H, K], v [..., HV, V], g and beta [..., HV]."""
     keys = _normalised(k).repeat_interleave(v.shape[-2] // k.shape[-2], -2)
     return keys.unsqueeze(-2), v.unsqueeze(-1), g.exp()[..., None, None], beta[..., None, None]
-
-
-def _is_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """bool [B]: which of the slots, int64 in range, lie as [K, V]."""
-    if states.axis_order is None:
-        return torch.zeros_like(slots, dtype=torch.bool)
-    return states.axis_order[slots] == KV
-
-
-def _load(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """A copy of the states at slots [B, HV, V, K], each read as it lies; slots int64 in range.
-
-    Contiguous: a product of matrices that lie otherwise has other bits on some CPUs.
-    """
-    stored = states.data[slots]
-    if states.axis_order is None:
-        return stored
-    turned = stored.flatten(2).unflatten(2, (stored.shape[3], stored.shape[2])).transpose(2, 3)
-    return torch.where(_is_kv(states, slots)[:, None, None, None], turned, stored).contiguous()
-
-
-def _store(pool: torch.Tensor, slots: torch.Tensor, state: torch.Tensor, is_kv: torch.Tensor) -> None:
-    """pool[slots] = state [B, HV, V, K], laid out as is_kv [B] bool says."""
-    state = state.to(pool.dtype)
-    turned = state.transpose(2, 3).reshape(state.shape)
-    pool[slots] = torch.where(is_kv[:, None, None, None], turned, state)
 
 
 def _fold_rows(
@@ -126,12 +100,12 @@ def gdn_verify_reference(
     )
     beta = per_node(b).to(compute_dtype).sigmoid()
 
-    state = _load(states, slot).to(compute_dtype)
+    state = load_states(states, slot).to(compute_dtype)
     folding = window.folding(slot).long()
     folds = folding > 0
     if bool(folds.any()):
         folded = _fold_rows(state[folds], window, positions=positions[folds], counts=folding[folds], rows=row[folds])
-        _store(states.data, slot[folds], folded, _is_kv(states, slot[folds]))
+        store_states(states, slot[folds], folded, lie_as_kv(states, slot[folds]))
         # outputs start from what was written, as the next verify's will
         state[folds] = folded.to(states.data.dtype).to(compute_dtype)
     rest = entries_from(positions, folding)
@@ -172,12 +146,12 @@ def gdn_fold_reference(
     # a row without tokens is a plain copy and its window row may be garbage
     row = torch.where(count > 0, folds.rows[live].long(), 0)
     positions = window.order[row].long()
-    to_kv = torch.where(src == dst, _is_kv(states, src), states.write == KV)
+    to_kv = torch.where(src == dst, lie_as_kv(states, src), states.write == KV)
     for index in range(states.data.shape[0]):
         layer = states.layer(index)
-        state = _load(layer, src).to(compute_dtype)
+        state = load_states(layer, src).to(compute_dtype)
         folded = _fold_rows(state, window.layer(index), positions=positions, counts=count, rows=row)
-        _store(layer.data, dst, folded, to_kv)
+        store_states(layer, dst, folded, to_kv)
 
 
 def gdn_verify_slots_reference(
@@ -217,7 +191,7 @@ def gdn_verify_slots_reference(
     beta = per_node(b).sigmoid()
 
     live = nodes.read > 0
-    root = _load(states, torch.where(live, nodes.read, 0).long()).to(compute_dtype)
+    root = load_states(states, torch.where(live, nodes.read, 0).long()).to(compute_dtype)
     # whatever lies in slot 0 is nobody's
     root = torch.where(live[:, None, None, None], root, 0)
     rows = torch.arange(batch, device=q.device)
@@ -236,5 +210,5 @@ def gdn_verify_slots_reference(
     out[~live] = 0
     into = torch.where(live[:, None], nodes.write[:batch], 0).long()
     written = into > 0
-    _store(states.data, into[written], after[written], _is_kv(states, into[written]))
+    store_states(states, into[written], after[written], lie_as_kv(states, into[written]))
     return out.view(tokens, heads, dim_v).to(q.dtype)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ..common.axis_order import KV
 from ..common.operands import PLAN_ROOT, Folds, NodeSlots, Rows, States, check_nodes
-from ..common.reference import first_entries
+from ..common.reference import first_entries, lie_as_kv, load_states, store_states
 from .arguments import SlotsTiling, per_head
 from .window import Mamba2Window
 
@@ -28,28 +28,6 @@ def final_dt(dt: torch.Tensor, dt_bias: torch.Tensor | None, dt_softplus: bool, 
     if dt_softplus:
         dt = F.softplus(dt)
     return dt
-
-
-def lie_as_kv(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """bool [B]: which of slots [B] lie as [dstate, headdim]."""
-    if states.axis_order is None:
-        return torch.zeros_like(slots, dtype=torch.bool)
-    return states.axis_order[slots] == KV
-
-
-def load_states(states: States, slots: torch.Tensor) -> torch.Tensor:
-    """One layer's states [B, nheads, headdim, dstate] of slots [B], however they lie."""
-    found = states.data[slots]
-    if states.axis_order is None:
-        return found
-    turned = found.reshape(*found.shape[:2], found.shape[3], found.shape[2]).transpose(2, 3).contiguous()
-    return torch.where(lie_as_kv(states, slots)[:, None, None, None], turned, found)
-
-
-def store_states(states: States, slots: torch.Tensor, values: torch.Tensor, is_kv: torch.Tensor) -> None:
-    """Write values [B, nheads, headdim, dstate] to slots [B] of one layer; is_kv [B]: as [dstate, headdim]."""
-    turned = values.transpose(2, 3).reshape(values.shape)
-    states.data[slots] = torch.where(is_kv[:, None, None, None], turned, values).to(states.data.dtype)
 
 
 def _tokens(
